@@ -1,0 +1,386 @@
+"""What controller, processors and agents say to each other, and how it is framed.
+
+A frame is a 4-byte big-endian length and a msgpack array `[serial, message]`. Serials count up on each link and in
+each direction; a frame whose serial is not above the last one is a duplicate and is dropped. The first frame on a link
+is a `Hello` with the protocol version and the job token; nothing else is read before it is accepted. Nothing that
+comes from the network is ever unpickled: every message is a typed struct that msgspec validates while decoding.
+
+Times named `at` are seconds of CLOCK_MONOTONIC, which all processes of one host share.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from typing import Any
+
+import msgspec
+
+VERSION = 1
+MAX_FRAME = 10 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+
+
+class ProtocolError(Exception):
+    """The peer does not speak this protocol; the link must be closed."""
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Base of everything on the wire; the class name is the tag."""
+
+
+# --- opening a link ------------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """First frame of every link. `role` is "rank" (a training process) or "agent" (what starts and watches them)."""
+
+    version: int
+    token: str
+    role: str
+    rank: int = -1
+    incarnation: int = 0
+    pid: int = 0
+    ranks: list[int] = []
+    """An agent's ranks."""
+    world_size: int = 0
+    """An agent's idea of the job's size."""
+
+
+class Welcome(Message):
+    seed: int | None = None
+    """The seed that an earlier incarnation of this rank registered, if any."""
+
+
+class Refused(Message):
+    reason: str
+
+
+# --- what went wrong -------------------------------------------------------------------------------------------------
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault as its observer saw it. `kind` is one of `FAULT_KINDS`."""
+
+    kind: str
+    rank: int
+    incarnation: int = 0
+    detail: str = ""
+    stack: str = ""
+    exit_code: int | None = None
+    """As `subprocess` has it: negative for a signal."""
+    at: float = 0.0
+    """When it happened, as exactly as the observer can tell."""
+
+
+FAULT_KINDS = (
+    "exit",  # the process ended, by itself or by a signal
+    "stopped",  # the process was stopped (SIGSTOP) or frozen
+    "hang",  # no progress: in a system call, with the GIL held, or in an endless loop; the detail says which
+    "unresponsive",  # told to stop or to act, did not
+    "exception",  # the training function raised
+    "uce",  # uncorrectable memory error: the rank's own state is lost
+    "hccl",  # a collective failed although all processes live
+    "link",  # a collective broke; most likely because a peer died
+    "disconnected",  # the rank's link to the controller broke
+    "start",  # a replacement failed before it got to the training function
+    "repair",  # a repair failed or delivered a state with the wrong hash
+    "agent",  # the agent is gone or silent
+)
+
+
+# --- processor to controller -----------------------------------------------------------------------------------------
+
+
+class Out(Message):
+    """The main thread is out of the training code and waits; sent at first entry, after `Stop`, and on an own fault."""
+
+    step: int
+    """Number of completed steps that this rank's state contains."""
+    clean: bool
+    """False when the state is between two steps or lost: this rank can only receive."""
+    attempt: int = -1
+    """The attempt of the newest `Stop` that this process has seen; -1 for none."""
+    fresh: bool = False
+    """True for a process that has not trained yet."""
+    fault: Fault | None = None
+    fingerprint: str = ""
+    summary: str = ""
+    """The model and optimizer in words, for the error when fingerprints differ."""
+    seed: int = 0
+    state_bytes: int = 0
+    checkpoint: int = -1
+    """Step of the newest checkpoint that this rank can load; -1 for none."""
+
+
+class Joined(Message):
+    """This rank is in the new generation's group. The digest is empty if the rank holds no usable copy."""
+
+    generation: int
+    digest: str = ""
+    error: str = ""
+
+
+class Repaired(Message):
+    generation: int
+    ok: bool
+    source: int = -1
+    """On failure: the rank whose data had the wrong hash, or -1 if nobody in particular is to blame."""
+    detail: str = ""
+    step: int = -1
+
+
+class Resumed(Message):
+    """The first step after `Go` is complete."""
+
+    generation: int
+    step: int
+
+
+class Finished(Message):
+    """The training function returned; the rank stays available as a source until `Release`."""
+
+    step: int
+
+
+class Dumped(Message):
+    ok: bool
+    step: int
+    path: str = ""
+    detail: str = ""
+
+
+class Log(Message):
+    """Something for the timeline: a checkpoint written or failed, a warning."""
+
+    name: str
+    fields: dict[str, Any] = {}
+
+
+class StoreSet(Message):
+    key: str
+    value: bytes
+
+
+class StoreGet(Message):
+    """Ask for keys; answered by one `StoreReply` when all of them exist."""
+
+    request: int
+    keys: list[str]
+
+
+class StoreAdd(Message):
+    request: int
+    key: str
+    amount: int
+
+
+# --- controller to processor -----------------------------------------------------------------------------------------
+
+
+class Stop(Message):
+    """Leave the training code, wherever you are, and send `Out`. Never obeyed inside an optimizer update.
+
+    Attempts count up over the life of the job. Every `Stop` is answered by one `Out` with the same attempt, also by a
+    rank that is already out: an `Out` may cross with a `Stop`, and by the time it is read the rank may have begun to
+    receive another state, so an `Out` of an older attempt says nothing about the present one.
+    """
+
+    attempt: int = 0
+    incident: str = ""
+
+
+class Join(Message):
+    """Build the process group of this generation. Its store keys start with `prefix`."""
+
+    generation: int
+    members: list[int]
+    step: int
+    prefix: str
+    need_digest: bool = True
+
+
+class Repair(Message):
+    """What to do about the state. `action` is none, send, receive or load (a checkpoint)."""
+
+    generation: int
+    step: int
+    action: str
+    source: int = -1
+    targets: list[int] = []
+    digest: str = ""
+
+
+class Go(Message):
+    generation: int
+    step: int
+
+
+class Dump(Message):
+    """Write the dying-gasp checkpoint now."""
+
+    step: int
+
+
+class Release(Message):
+    """Everybody has finished; leave."""
+
+
+class Exit(Message):
+    """Leave at once: the job has ended or is about to be restarted."""
+
+    reason: str = ""
+
+
+class Ping(Message):
+    """Write this number to the board, to show that Python code can run."""
+
+    number: int
+
+
+class StoreReply(Message):
+    request: int
+    values: list[bytes] = []
+    error: str = ""
+
+
+# --- agent to controller ---------------------------------------------------------------------------------------------
+
+
+class Started(Message):
+    rank: int
+    incarnation: int
+    pid: int
+    warm: bool
+
+
+class Observed(Message):
+    """A fault that the agent saw in one of its processes."""
+
+    fault: Fault
+
+
+class Ended(Message):
+    """A process ended with exit code 0."""
+
+    rank: int
+    incarnation: int
+
+
+class Suspect(Message):
+    """Have this rank answer a `Ping` on its board."""
+
+    rank: int
+    number: int
+
+
+class Terminate(Message):
+    """End the job: dying-gasp checkpoint, then exit."""
+
+    reason: str
+    grace: float
+
+
+class Beat(Message):
+    """The agent lives."""
+
+
+# --- controller to agent ---------------------------------------------------------------------------------------------
+
+
+class Spawn(Message):
+    """Start this rank's process (a warm spare if there is one); an older incarnation is killed first."""
+
+    rank: int
+    incarnation: int
+
+
+class Kill(Message):
+    rank: int
+    incarnation: int
+    reason: str
+
+
+class Incident(Message):
+    """One entry of the timeline, to be written to the events file."""
+
+    record: dict[str, Any]
+
+
+class End(Message):
+    """The job is over. The agent ends what still runs and exits with `code`."""
+
+    code: int
+    reason: str
+    cause: str = ""
+
+
+AnyMessage = (
+    Hello | Welcome | Refused
+    | Out | Joined | Repaired | Resumed | Finished | Dumped | Log | StoreSet | StoreGet | StoreAdd
+    | Stop | Join | Repair | Go | Dump | Release | Exit | Ping | StoreReply
+    | Started | Observed | Ended | Suspect | Terminate | Beat
+    | Spawn | Kill | Incident | End
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[int, AnyMessage])
+
+
+def encode(serial: int, message: Message) -> bytes:
+    body = _encoder.encode((serial, message))
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(f"{type(message).__name__} has {len(body)} bytes; a frame may have {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Turns a stream of bytes into messages. Feed it what arrives; it keeps the rest and drops duplicates."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._last = 0
+
+    def feed(self, data: bytes) -> list[Message]:
+        self._buffer += data
+        messages: list[Message] = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME:
+                raise ProtocolError(f"a frame of {length} bytes was announced; {MAX_FRAME} is the limit")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            try:
+                serial, message = _decoder.decode(memoryview(self._buffer)[_LENGTH.size : end].tobytes())
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise ProtocolError(f"a frame could not be read: {error}") from None
+            del self._buffer[:end]
+            if serial > self._last:
+                self._last = serial
+                messages.append(message)
+        return messages
+
+
+class FrameWriter:
+    """Numbers and encodes the messages of one direction of a link."""
+
+    def __init__(self) -> None:
+        self._serial = 0
+
+    def frame(self, message: Message) -> bytes:
+        self._serial += 1
+        return encode(self._serial, message)
+
+
+def refusal(hello: Message, token: str) -> str | None:
+    """Why a link that opened with this message is not accepted, or None if it is."""
+    if not isinstance(hello, Hello):
+        return "the first message must be a Hello"
+    if not hmac.compare_digest(hello.token.encode(), token.encode()):
+        return "wrong job token"
+    if hello.version != VERSION:
+        return f"protocol version {hello.version} is not spoken here; this is version {VERSION}"
+    if hello.role not in ("rank", "agent"):
+        return f"unknown role {hello.role!r}"
+    return None
