@@ -1,0 +1,61 @@
+# Each target does its own set-up: a virtual environment in .venv, made again when pyproject.toml or constraints.txt
+# change. Another interpreter: make PYTHON=python3.12 demo
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-matrix lint demo bench-recovery bench-overhead clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready-to-test ## a virtual environment with everything for development
+
+demo: $(VENV)/.ready-to-run ## train, kill a process in the middle, see that the result is the same bits
+	@$(BIN)/evertrain demo $(ARGS)
+
+test: lint ## the checkers and all tests but the full fault matrix
+	$(BIN)/python -m pytest $(ARGS)
+
+test-matrix: $(VENV)/.ready-to-test ## every fault kind in every phase on every kind of rank
+	$(BIN)/python -m pytest -m matrix $(ARGS)
+
+lint: $(VENV)/.ready-to-test ## ruff, mypy and the import layers
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench-recovery: $(VENV)/.ready-to-run ## time of each recovery beside its budget and plain torchrun (ARGS=--quick)
+	$(BIN)/python bench/recovery.py $(ARGS)
+
+bench-overhead: $(VENV)/.ready-to-run ## what a step costs without any fault (ARGS=--quick)
+	$(BIN)/python bench/overhead.py $(ARGS)
+
+clean: ## remove everything that was made
+	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment whose making was interrupted has no .made and is made from nothing.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Evertrain needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)."; \
+	  echo "Name another one: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "== a virtual environment in $(VENV) ($$($(PYTHON) --version))"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(VENV)/.made
+	@echo "== installing PyTorch; this is the long part, once"
+	@$(PIP) "torch>=2.4" numpy
+	@echo "== installing Evertrain"
+	@$(PIP) -qq --editable '.[torch]'
+	@touch $@
+
+$(VENV)/.ready-to-test: $(VENV)/.ready-to-run
+	@echo "== installing the tools for testing"
+	@$(PIP) -qq --editable '.[torch,dev]'
+	@touch $@
