@@ -50,6 +50,8 @@ class Hello(Message):
 class Welcome(Message):
     seed: int | None = None
     """The seed that an earlier incarnation of this rank registered, if any."""
+    running: bool = False
+    """Other ranks hold a trained state, which this one will receive: there is no need to load a checkpoint."""
 
 
 class Refused(Message):
