@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from leftovers import TEST_ID, Leftovers
+
+
+@pytest.fixture
+def no_leftovers() -> Iterator[None]:
+    """Fails a test that leaves a process, a descriptor or shared memory behind, and ends the processes."""
+    leftovers = Leftovers()
+    os.environ[TEST_ID] = leftovers.test_id
+    try:
+        yield
+    finally:
+        del os.environ[TEST_ID]
+        found = leftovers.find()
+        leftovers.end()
+    if found:
+        pytest.fail("the test left behind: " + "; ".join(found), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers_of_real_processes(request: pytest.FixtureRequest) -> None:
+    if {"integration", "e2e"} & set(request.path.parts):
+        request.getfixturevalue("no_leftovers")
