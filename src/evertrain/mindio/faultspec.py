@@ -14,9 +14,12 @@ KINDS = {
     "gil": "C code that never returns holds the GIL",
     "segv": "segmentation fault",
     "hang": "blocked in a system call for ever",
+    "term": "SIGTERM to the launcher, as a preemption does",
     "corrupt": "when this rank is next the source of a repair, bits flip in what it holds",
 }
-PHASES = ("data", "forward", "backward", "allreduce", "optimizer", "checkpoint")
+PHASES = ("data", "forward", "backward", "allreduce", "optimizer", "checkpoint", "repair", "start")
+"""The phases of a step; `repair` is the moment when a rank sends or receives state, `start` that when a process has
+built its model and is about to enter the training function."""
 
 
 class FaultSpecError(ValueError):

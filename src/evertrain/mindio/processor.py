@@ -172,7 +172,8 @@ class Processor:
         else:
             if isinstance(message, protocol.Stop):
                 self.newest_stop = max(self.newest_stop, message.attempt)
-            self._inbox.put(message)
             if isinstance(message, protocol.Stop | protocol.Exit):
+                # Before the message can be taken: who takes it may rely on the interruption having been made.
                 self._on_stop()
+            self._inbox.put(message)
 

@@ -52,7 +52,7 @@ class Injector:
     def _happen(self, fault: FaultSpec) -> None:
         text = f"injected by --ft-fault {fault}"
         print(f"evertrain: {text}", file=sys.stderr, flush=True)
-        if self._board is not None and fault.kind != "corrupt":
+        if self._board is not None and fault.kind not in ("corrupt", "term"):
             self._board.fault_now()
         match fault.kind:
             case "kill":
@@ -73,6 +73,8 @@ class Injector:
                 ctypes.string_at(0)
             case "hang":
                 _block_for_ever()
+            case "term":
+                os.kill(int(os.environ["EVERTRAIN_AGENT_PID"]), signal.SIGTERM)
             case "corrupt":
                 self._corrupting = True
 

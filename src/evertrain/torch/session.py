@@ -1,0 +1,359 @@
+"""A protected run of the training function: the rank's side of start, recovery and end.
+
+All three are one flow. The training thread gets *out* of user code and says so; the controller waits for everybody,
+names the step to go on from, has everybody join a new generation of the process group, has those that lack the state
+receive it, and lets everybody go. While it is out, the thread does nothing but carry out the controller's
+instructions one by one, so there is a single place where the state of a rank changes hands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from evertrain.mindio import board as activities
+from evertrain.mindio import protocol
+from evertrain.mindio.board import Board
+from evertrain.mindio.classify import classify
+from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
+from evertrain.mindio.timing import Timing
+from evertrain.torch import codec, groups, repair
+from evertrain.torch.checkpoint import CheckpointError, Checkpoints
+from evertrain.torch.inject import Injector
+from evertrain.torch.interrupt import Interrupted, Interrupter
+from evertrain.torch.reducer import Reducer
+from evertrain.torch.state import StateError, TrainingState
+from evertrain.torch.store import LinkStore
+
+T = TypeVar("T")
+
+EXIT_TOLD = 75
+"""Exit code of a rank that the controller told to leave; the launcher knows why and does not look at it."""
+_MAX_STACK = 8000
+
+
+class Session:
+    def __init__(
+        self,
+        *,
+        processor: Processor,
+        rank: int,
+        world_size: int,
+        timing: Timing,
+        board: Board,
+        state: TrainingState,
+        reducer: Reducer,
+        injector: Injector,
+        interrupter: Interrupter,
+        checkpoints: Checkpoints | None,
+        seed: int,
+        on_go: Callable[[], None],
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._processor, self._timing, self._board = processor, timing, board
+        self._state, self._reducer, self._injector = state, reducer, injector
+        self._interrupter, self._checkpoints, self.seed = interrupter, checkpoints, seed
+        self._on_go = on_go
+        self._group: groups.GuardedGroup | None = None
+        self._cancel = threading.Event()
+        self._taken = -1  # attempt of the newest Stop that this thread has answered
+        self._generation = 0
+        self._resume_due = False
+        self._fresh = True
+        self._clean = True
+        self._broken = ""
+        self.update_open = False
+        """From the beginning of the optimizer update to the end of the step: the state is between two steps."""
+
+    # Called by the link's reader thread.
+
+    def stop_now(self) -> None:
+        self._cancel.set()
+        group = self._group
+        self._interrupter.request()
+        if group is not None:
+            group.stop()
+
+    # Called by the training loop.
+
+    def begin_update(self) -> None:
+        if not self.update_open:
+            self._interrupter.raise_shield()
+            self.update_open = True
+            self._board.mark(activities.UPDATE)
+
+    def end_step(self, advance: Callable[[], None]) -> None:
+        """The step is complete: move on to the next one, and only then let a waiting interrupt through."""
+        self._interrupter.raise_shield()
+        advance()
+        self._board.progress(self._state.step)
+        if self._resume_due:
+            self._resume_due = False
+            self._processor.send(protocol.Resumed(generation=self._generation, step=self._state.step))
+        if self.update_open:
+            self.update_open = False
+            self._interrupter.lower_shield()
+        self._interrupter.lower_shield()
+
+    def log(self, name: str, **fields: Any) -> None:
+        self._processor.send(protocol.Log(name=name, fields=fields))
+
+    def run(self, function: Callable[[], T], finish_step: Callable[[], None]) -> T:
+        """Call the training function until it has returned on all ranks."""
+        self._interrupter.install()
+        self._injector.step = self._state.step
+        self._injector("start")
+        self._send_out(None)
+        self._follow()
+        while True:
+            fault: protocol.Fault | None = None
+            try:
+                try:
+                    self._interrupter.arm()
+                    result = function()
+                    if self.update_open:
+                        finish_step()  # the loop was left by `break` after the last update
+                finally:
+                    self._interrupter.disarm()
+                if self._finish():
+                    return result
+            except Interrupted:
+                if self._broken:
+                    fault = self._fault("link", self._broken, "")
+            except Exception as error:
+                fault = self._fault(
+                    classify(error),
+                    f"{type(error).__name__}: {error}",
+                    "".join(traceback.format_exception(error))[-_MAX_STACK:],
+                )
+                print(fault.stack, end="", file=sys.stderr, flush=True)
+            else:
+                continue
+            # The frames of the failed call are gone here, and with them the graph and the batch that they held.
+            self._leave(fault)
+            if fault is not None:
+                self._send_out(fault)  # otherwise a Stop is in the queue, and taking it sends the Out
+            self._follow()
+
+    def _finish(self) -> bool:
+        """Stay available as a source until everybody is done. False if a recovery came in between."""
+        self._board.mark(activities.FINISHED)
+        self._resume_due = False
+        self._processor.send(protocol.Finished(step=self._state.step))
+        while True:
+            message = self._receive()
+            if isinstance(message, protocol.Release):
+                if self._checkpoints is not None:
+                    self._checkpoints.wait()
+                return True
+            if isinstance(message, protocol.Stop):
+                self._take(message)
+                self._leave(None)
+                self._send_out(None)
+                self._follow()
+                return False
+            if isinstance(message, protocol.Exit):
+                self._exit(message.reason)
+
+    # Out of user code.
+
+    def _fault(self, kind: str, detail: str, stack: str) -> protocol.Fault:
+        at = self._board.fault_at or time.monotonic()
+        return protocol.Fault(kind=kind, rank=self.rank, detail=detail[:2000], stack=stack, at=at)
+
+    def _leave(self, fault: protocol.Fault | None) -> None:
+        """The thread has just left user code: settle what its state is worth."""
+        self._interrupter.acknowledge()
+        self._board.mark(activities.OUTSIDE)
+        self._abandon_group()
+        self._broken = ""
+        self._resume_due = False
+        if self.update_open:
+            self.update_open = False
+            self._clean = False  # the update has begun: neither the old step nor the new one
+        elif self._clean:
+            self._clean = self._state.rollback()
+        if fault is not None and fault.kind == "uce":
+            self._clean = False
+
+    def _take(self, stop: protocol.Stop) -> None:
+        self._taken = stop.attempt
+        if self._taken >= self._processor.newest_stop:
+            self._cancel.clear()
+            self._interrupter.acknowledge()
+
+    def _send_out(self, fault: protocol.Fault | None) -> None:
+        newest = -1 if self._checkpoints is None else (self._checkpoints.newest_step() or -1)
+        self._processor.send(
+            protocol.Out(
+                step=self._state.step,
+                clean=self._clean,
+                attempt=self._taken,
+                fresh=self._fresh,
+                fault=fault,
+                fingerprint=self._state.fingerprint,
+                summary=self._state.summary,
+                seed=self.seed,
+                state_bytes=self._state.nbytes(),
+                checkpoint=newest,
+            )
+        )
+
+    def _follow(self) -> None:
+        """Carry out the controller's instructions until it says go."""
+        self._board.mark(activities.OUTSIDE)
+        while True:
+            message = self._receive()
+            match message:
+                case protocol.Stop():
+                    self._take(message)
+                    self._abandon_group()
+                    self._send_out(None)
+                case protocol.Exit():
+                    self._exit(message.reason)
+                case protocol.Dump():
+                    self._dump(message.step)
+                case protocol.Release():
+                    continue
+                case _ if self._taken < self._processor.newest_stop:
+                    continue  # overtaken by a Stop that is still in the queue
+                case protocol.Join():
+                    self._join(message)
+                case protocol.Repair():
+                    self._repair(message)
+                case protocol.Go():
+                    if message.generation == self._generation and self._group is not None:
+                        if message.step == self._state.step:
+                            self._go()
+                            return
+                        self._send_out(self._fault("repair", f"told to go on from step {message.step}", ""))
+
+    def _receive(self) -> protocol.Message:
+        try:
+            return self._processor.receive()
+        except LinkLost:
+            self._exit("the link to the controller is gone")
+
+    def _join(self, join: protocol.Join) -> None:
+        self._abandon_group()
+        self._generation = join.generation
+        store = LinkStore(self._processor, join.prefix, self._timing.group)
+        try:
+            group = groups.build(
+                join.generation,
+                join.members.index(self.rank),
+                len(join.members),
+                store,
+                timeout=self._timing.group,
+                cancelled=self._cancel,
+                on_broken=self._on_broken,
+                on_wait=self._on_wait,
+            )
+        except (Interrupted, StoreCancelled):
+            return  # a Stop is on its way, or it was the cause
+        except Exception as error:
+            self._processor.send(protocol.Joined(generation=join.generation, error=f"{type(error).__name__}: {error}"))
+            return
+        self._group = group
+        if self._cancel.is_set():
+            group.stop()
+        digest = ""
+        if join.need_digest and self._clean and self._state.step == join.step:
+            digest = codec.digest(self._state.core())
+        self._processor.send(protocol.Joined(generation=join.generation, digest=digest))
+
+    def _repair(self, message: protocol.Repair) -> None:
+        if message.generation != self._generation or self._group is None:
+            return
+        failure, culprit = "", -1
+        try:
+            if message.action != "none":
+                self._injector("repair")
+            match message.action:
+                case "send":
+                    if self._injector.take_corruption():
+                        self._state.flip_bits()
+                    repair.send_state(self._group, codec.pack(self._state.tree()), message.targets)
+                case "receive":
+                    self._clean = False
+                    culprit = message.source
+                    received = repair.receive_state(self._group, message.source, self._state.core())
+                    self._state.load(codec.unpack(received.skeleton, received.tensors))
+                    if codec.digest(self._state.core()) != message.digest:
+                        raise StateError(f"the state received from rank {message.source} has the wrong hash")
+                    self._clean = True
+                case "load":
+                    self._clean = False
+                    self._load_checkpoint(message.step)
+                    self._clean = True
+        except Interrupted:
+            return  # a Stop is on its way; a half-received state stays marked as not clean
+        except (StateError, CheckpointError, ValueError, TypeError, KeyError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        except RuntimeError as error:
+            failure, culprit = f"{type(error).__name__}: {error}", -1
+        self._processor.send(
+            protocol.Repaired(
+                generation=message.generation,
+                ok=not failure,
+                source=culprit if failure else -1,
+                detail=failure,
+                step=self._state.step,
+            )
+        )
+
+    def _load_checkpoint(self, step: int) -> None:
+        if self._checkpoints is None:
+            raise CheckpointError("there is no checkpoint directory")
+        _, tree = self._checkpoints.load_step(step)
+        self._state.load(tree)
+
+    def _go(self) -> None:
+        assert self._group is not None
+        self._reducer.attach(self._group)
+        groups.install_default(self._group)
+        self._fresh, self._clean, self._resume_due = False, True, True
+        self._broken = ""
+        self._state.snapshot()
+        self._on_go()
+        self._board.mark(activities.COMPUTE)
+
+    def _dump(self, step: int) -> None:
+        try:
+            if self._checkpoints is None:
+                raise CheckpointError(
+                    "there is no checkpoint directory; give Training a checkpoint_dir, or launch with --ft-checkpoint-dir"
+                )
+            self._checkpoints.wait()
+            path = self._checkpoints.save(self._state.step, codec.pack(self._state.tree()), "dump")
+        except (CheckpointError, OSError) as error:
+            self._processor.send(protocol.Dumped(ok=False, step=step, detail=str(error)))
+        else:
+            self._processor.send(protocol.Dumped(ok=True, step=self._state.step, path=str(path)))
+
+    def _abandon_group(self) -> None:
+        if self._group is not None:
+            self._reducer.attach(None)
+            groups.uninstall_default()
+            self._group.stop()
+            self._group = None
+
+    def _on_broken(self, error: str) -> None:
+        self._broken = error
+
+    def _on_wait(self, waiting: bool) -> None:
+        if not self.update_open:
+            self._board.mark(activities.COLLECTIVE if waiting else activities.COMPUTE)
+
+    def _exit(self, reason: str) -> NoReturn:
+        """Leave at once. Interpreter shutdown could wait for threads that are stuck in an abandoned group."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(EXIT_TOLD)

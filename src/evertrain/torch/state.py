@@ -1,0 +1,227 @@
+"""The state of a training run: what rolls back together, what a replacement receives, what a checkpoint holds.
+
+It has two parts. The *core* (parameters and optimizer state) is the same on every rank of a data-parallel job, so its
+digest can be compared between ranks. The *rest* (buffers, scheduler, scaler, extra objects, data position, step) goes
+along with it.
+
+A rank that is stopped before its optimizer update still has the core of the step's beginning; only the small, fast
+changing rest has to be put back. That is what `snapshot` keeps at each step's beginning and `rollback` restores. A rank
+that is stopped after its update has begun can't go back and is a receiver.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from evertrain.torch import codec
+
+_SMALL = 1 << 16
+"""Tensors of extra objects up to this many bytes are copied at each step; larger ones are checked for changes only."""
+
+
+class StateError(ValueError):
+    """The model, the optimizer or an extra object can't be protected; the text says why and what to do."""
+
+
+class TrainingState:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Any = None,
+        scaler: Any = None,
+        extra: Mapping[str, Any] | Sequence[Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        for item in self.optimizers:
+            if not isinstance(item, torch.optim.Optimizer):
+                raise StateError(f"optimizer must be a torch.optim.Optimizer, not {type(item).__name__}")
+        self.scaler = scaler
+        self._named = _named("scheduler", scheduler) | _named("extra", extra)
+        for name, item in self._named.items():
+            for method in ("state_dict", "load_state_dict"):
+                if not callable(getattr(item, method, None)):
+                    raise StateError(f"{name} ({type(item).__name__}) has no {method}(): it can't be rolled back")
+        self.step = 0
+        self.positions: dict[str, tuple[int, int]] = {}
+        self._params = dict(model.named_parameters())
+        self._buffers = dict(model.named_buffers())
+        self._buffer_copies = [buffer.detach().clone() for buffer in self._buffers.values()]
+        self._snapshot: tuple[bytes, list[torch.Tensor], list[tuple[torch.Tensor, int]]] | None = None
+        self._check()
+
+    # Identity.
+
+    def _check(self) -> None:
+        for name, tensor in (self._params | self._buffers).items():
+            if tensor.is_meta:
+                raise StateError(
+                    f"{name} is on the meta device and has no data; materialise the model first (model.to_empty(...) "
+                    "and initialise it) before it is given to Training"
+                )
+        known = {id(param) for param in self._params.values()}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                if any(id(param) not in known for param in group["params"]):
+                    raise StateError(
+                        "the optimizer holds parameters that are not in the model; build it from model.parameters() of "
+                        "the very model given to Training"
+                    )
+        codec.pack(self._rest())  # an extra object with something that can't be transferred is told at the start
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The same on all ranks that train the same model with the same kind of optimizer."""
+        words = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in (self._params | self._buffers).items()]
+        for optimizer in self.optimizers:
+            words.append(type(optimizer).__name__)
+            words.extend(str(len(group["params"])) for group in optimizer.param_groups)
+        words.extend(sorted(self._named))
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def summary(self) -> str:
+        elements = sum(param.numel() for param in self._params.values())
+        shapes = ", ".join(f"{name}{list(param.shape)}" for name, param in list(self._params.items())[:3])
+        kinds = "+".join(type(optimizer).__name__ for optimizer in self.optimizers)
+        return f"{len(self._params)} parameters with {elements} elements ({shapes}, ...), {kinds}"
+
+    def nbytes(self) -> int:
+        """About as many bytes as a repair moves: weights, and two moments for each."""
+        return 3 * sum(param.numel() * param.element_size() for param in self._params.values())
+
+    # The whole state: repair and checkpoints.
+
+    def core(self) -> codec.Packed:
+        """References to the live tensors, parameters first."""
+        return codec.pack(
+            {
+                "params": {name: param.detach() for name, param in self._params.items()},
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            }
+        )
+
+    def _rest(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "data": {name: list(position) for name, position in self.positions.items()},
+            "buffers": {name: buffer.detach() for name, buffer in self._buffers.items()},
+            "named": {name: item.state_dict() for name, item in self._named.items()},
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def tree(self) -> dict[str, Any]:
+        """Everything, to be sent or saved."""
+        rest = self._rest()
+        return {
+            "params": {name: param.detach() for name, param in self._params.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "rest": rest,
+            "rest_digest": codec.digest(codec.pack(rest)),
+            "fingerprint": self.fingerprint,
+        }
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Take over a whole state. Parameter tensors that are already in place (received there) are not copied."""
+        if tree["fingerprint"] != self.fingerprint:
+            raise StateError(
+                f"the state was made by another model or optimizer than this one ({self.summary}); if that is meant, "
+                "use another checkpoint directory"
+            )
+        rest = tree["rest"]
+        if codec.digest(codec.pack(rest)) != tree["rest_digest"]:
+            raise StateError("the received state does not match its own hash")
+        with torch.no_grad():
+            for name, param in self._params.items():
+                source = tree["params"][name]
+                if source.data_ptr() != param.data_ptr() or not param.numel():
+                    param.copy_(source)
+            for name, buffer in self._buffers.items():
+                buffer.copy_(rest["buffers"][name])
+        for optimizer, state in zip(self.optimizers, tree["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        for name, item in self._named.items():
+            item.load_state_dict(rest["named"][name])
+        self._load_scaler(rest["scaler"])
+        self.step = rest["step"]
+        self.positions = {name: (epoch, index) for name, (epoch, index) in rest["data"].items()}
+        self.clear_gradients()
+        self.snapshot()
+
+    def _load_scaler(self, state: dict[str, Any] | None) -> None:
+        if self.scaler is None or state is None:
+            return
+        if state:
+            self.scaler.load_state_dict(state)
+        # A step that was interrupted after unscale_() leaves "already unscaled" behind, which load_state_dict keeps.
+        from torch.amp.grad_scaler import _refresh_per_optimizer_state
+
+        self.scaler._per_optimizer_states = collections.defaultdict(_refresh_per_optimizer_state)
+
+    def clear_gradients(self) -> None:
+        for param in self._params.values():
+            param.grad = None
+
+    # The step's beginning: local rollback.
+
+    def snapshot(self) -> None:
+        """Remember the small state as it is now, at a step's beginning."""
+        if self._buffer_copies:
+            torch._foreach_copy_(self._buffer_copies, list(self._buffers.values()))
+        if not self._named and self.scaler is None:
+            return
+        packed = codec.pack(self._small())
+        copies, watched = [], []
+        for tensor in packed.tensors:
+            if tensor.numel() * tensor.element_size() <= _SMALL:
+                copies.append(tensor.clone())
+            else:
+                copies.append(tensor)
+                watched.append((tensor, tensor._version))
+        self._snapshot = (packed.skeleton, copies, watched)
+
+    def rollback(self) -> bool:
+        """Back to the last snapshot. False if a large tensor of an extra object has changed since: it is not copied."""
+        self.clear_gradients()
+        if self._buffer_copies:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._buffers.values()), self._buffer_copies)
+        if self._snapshot is None:
+            return True
+        skeleton, tensors, watched = self._snapshot
+        if any(tensor._version != version for tensor, version in watched):
+            return False
+        tree = codec.unpack(skeleton, [tensor.clone() if tensor.numel() else tensor for tensor in tensors])
+        for name, item in self._named.items():
+            item.load_state_dict(tree["named"][name])
+        self._load_scaler(tree["scaler"])
+        return True
+
+    def _small(self) -> dict[str, Any]:
+        return {
+            "named": {name: item.state_dict() for name, item in self._named.items()},
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+        }
+
+    def flip_bits(self) -> None:
+        """What the injected fault `corrupt` does: one element of the weights gets other bits."""
+        tensor = next(iter(self._params.values())).detach()
+        raw = tensor.view(torch.uint8) if tensor.is_contiguous() else tensor.contiguous().view(torch.uint8)
+        raw.view(-1)[: tensor.element_size()].bitwise_xor_(0x55)
+
+
+def _named(prefix: str, items: Any) -> dict[str, Any]:
+    if items is None:
+        return {}
+    if isinstance(items, Mapping):
+        return {f"{prefix}.{name}": item for name, item in items.items()}
+    if isinstance(items, list | tuple):
+        return {f"{prefix}.{index}": item for index, item in enumerate(items)}
+    return {prefix: items}

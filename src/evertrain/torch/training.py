@@ -1,0 +1,284 @@
+"""The few lines that a PyTorch user adds.
+
+    training = Training(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
+
+    @training.resilient
+    def train():
+        for step, batch in training.steps(loader, until=1000):
+            loss = training.model(batch).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+Under `evertrain launch` the function is left and called again when something breaks, with model, optimizer, data
+position and random numbers back where the step began. Everywhere else the same script trains normally.
+
+Random numbers are reseeded at each step from (seed, rank, step), with and without the launcher. That makes a step's
+randomness a function of its place in the run: it survives the process that drew it, and it is the same when the step
+is run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from evertrain.mindio import board as activities
+from evertrain.mindio import faultspec
+from evertrain.mindio.board import BOARD_FD, FAULT_BOARD_FD, Board, FaultBoard
+from evertrain.mindio.processor import Processor
+from evertrain.mindio.timing import Timing
+from evertrain.torch import codec, rng, spare
+from evertrain.torch.checkpoint import Checkpoints
+from evertrain.torch.data import Feed
+from evertrain.torch.inject import Injector
+from evertrain.torch.interrupt import Interrupter
+from evertrain.torch.reducer import Reducer, Replica
+from evertrain.torch.session import Session
+from evertrain.torch.state import StateError, TrainingState
+from evertrain.torch.unprotected import Unprotected
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_STEP, _EPOCH = 1, 2  # streams of random numbers
+
+
+class MicroBatches(list[Any]):
+    """The batches of one step with gradient accumulation."""
+
+
+class Training:
+    """Everything of a run that has to survive.
+
+    Args:
+        model: the bare module; `training.model` is its data-parallel form. Don't wrap it in DistributedDataParallel.
+        optimizer: a torch optimizer, or several.
+        scheduler: anything with `state_dict`, for example a learning rate scheduler; or several.
+        sampler: the loader's sampler; its `set_epoch` is called at each epoch.
+        scaler: a `torch.amp.GradScaler`.
+        extra: further objects with `state_dict` and `load_state_dict`, by name; they must be the same on all ranks.
+        seed: seed of the random numbers; by default the one of `torch.manual_seed`.
+        checkpoint_dir: where periodic and dying-gasp checkpoints go, and where a start looks for the newest one.
+        checkpoint_every: steps between periodic checkpoints; 0 for none.
+        keep: how many checkpoints are kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        scheduler: Any = None,
+        sampler: Any = None,
+        scaler: Any = None,
+        extra: Mapping[str, Any] | Sequence[Any] | None = None,
+        seed: int | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 0,
+        keep: int = 3,
+    ) -> None:
+        spare.wait_for_rank()
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise StateError(
+                "give Training the bare module, not DistributedDataParallel: training.model does the data parallelism"
+            )
+        if checkpoint_every < 0:
+            raise ValueError(f"checkpoint_every must not be negative: {checkpoint_every}")
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        directory = checkpoint_dir or os.environ.get("EVERTRAIN_CHECKPOINT_DIR")
+        if checkpoint_every and not directory:
+            raise ValueError("checkpoint_every needs a checkpoint_dir")
+        self._sampler = sampler
+        self._every = checkpoint_every
+        self._state = TrainingState(model, optimizer, scheduler, scaler, extra)
+        self._checkpoints = Checkpoints(Path(directory), keep, on_result=self._on_checkpoint) if directory else None
+        self._feeds: dict[str, Feed] = {}
+        self._calls = 0
+        board_fd = os.environ.get(BOARD_FD)
+        self._board = Board(int(board_fd)) if board_fd else Board()
+        self._inject = _injector(self.rank, self._board)
+        self._reducer = Reducer(model, faults=self._inject)
+        self.model = Replica(model, self._reducer, faults=self._inject)
+        self.seed = torch.initial_seed() if seed is None else seed
+        self._running = False
+        self._runner: Session | Unprotected
+        if os.environ.get("EVERTRAIN_CONTROLLER"):
+            self._runner = self._protected(keep_seed=seed is not None)
+        else:
+            self._runner = Unprotected(self.rank, self.world_size, self._state, self._reducer, self._board)
+        for item in self._state.optimizers:
+            item.register_step_pre_hook(self._before_update)
+
+    def _protected(self, keep_seed: bool) -> Session:
+        host, _, port = os.environ["EVERTRAIN_CONTROLLER"].rpartition(":")
+        timing = Timing(**json.loads(os.environ["EVERTRAIN_TIMING"]))
+        interrupter = Interrupter()
+        processor = Processor(
+            (host, int(port)),
+            os.environ["EVERTRAIN_TOKEN"],
+            rank=self.rank,
+            incarnation=int(os.environ.get("EVERTRAIN_INCARNATION", "0")),
+            pid=os.getpid(),
+            board=self._board,
+            on_stop=lambda: session.stop_now(),
+        )
+        session = Session(
+            processor=processor,
+            rank=self.rank,
+            world_size=self.world_size,
+            timing=timing,
+            board=self._board,
+            state=self._state,
+            reducer=self._reducer,
+            injector=self._inject,
+            interrupter=interrupter,
+            checkpoints=self._checkpoints,
+            seed=self.seed,
+            on_go=self._on_go,
+        )
+        welcome = processor.connect(timeout=timing.start)
+        if welcome.seed is not None and not keep_seed:
+            self.seed = welcome.seed
+            session.seed = welcome.seed
+        self._running = welcome.running
+        return session
+
+    # What the user calls.
+
+    @property
+    def step(self) -> int:
+        """Number of completed steps."""
+        return self._state.step
+
+    def resilient(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorator: the function may be left at any point and called again, from the step where it was."""
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+            if self._checkpoints is not None and not self._running and self._state.step == 0:
+                self._load_newest(self._checkpoints)
+            self._state.snapshot()
+
+            def call() -> T:
+                self._calls = 0
+                return function(*args, **kwargs)
+
+            return self._runner.run(call, self._finish_step)
+
+        return wrapper
+
+    def steps(self, loader: Iterable[Any], until: int, *, accumulate: int = 1) -> Iterator[tuple[int, Any]]:
+        """Yield (step, batch) until that many steps are complete; the end of the body completes a step.
+
+        With `accumulate` above 1 a step has that many batches; go through them with `micro`.
+        """
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1: {accumulate}")
+        name, self._calls = str(self._calls), self._calls + 1
+        feed = self._feed(name, loader)
+        while self._state.step < until:
+            step = self._inject.step = self._state.step
+            if self._every:
+                self._checkpoint(step)
+            self._board.mark(activities.DATA)
+            self._inject("data")
+            batches = feed.take(accumulate)
+            self._board.mark(activities.COMPUTE)
+            rng.reseed(self.seed, _STEP, self.rank, step)
+            yield step, (batches[0] if accumulate == 1 else MicroBatches(batches))
+            self._finish_step()
+        if self._every:
+            self._checkpoint(self._state.step)
+
+    def micro(self, batches: Any) -> Iterator[Any]:
+        """Go through a step's batches; gradients are exchanged between ranks on the last one only."""
+        if not isinstance(batches, MicroBatches):
+            yield batches
+            return
+        for batch in batches[:-1]:
+            with self._reducer.no_sync():
+                yield batch
+        yield batches[-1]
+
+    @contextlib.contextmanager
+    def slow(self, what: str) -> Iterator[None]:
+        """Announce something that takes much longer than a step, so that it is not taken for a hang."""
+        self._board.slow(+1)
+        try:
+            yield
+        finally:
+            self._board.slow(-1)
+
+    # What happens in a step.
+
+    def _before_update(self, *_: Any) -> None:
+        self._runner.begin_update()
+        self._inject("optimizer")
+
+    def _finish_step(self) -> None:
+        self._runner.end_step(self._advance)
+
+    def _advance(self) -> None:
+        self._state.step += 1
+        for name, feed in self._feeds.items():
+            feed.commit()
+            self._state.positions[name] = feed.position
+        self._state.snapshot()
+
+    def _feed(self, name: str, loader: Iterable[Any]) -> Feed:
+        feed = self._feeds.get(name)
+        if feed is None or feed.loader is not loader:
+            if feed is not None:
+                feed.close()
+            feed = Feed(
+                loader,
+                self._sampler,
+                world_size=self.world_size,
+                reseed_epoch=lambda epoch: rng.reseed(self.seed, _EPOCH, self.rank, epoch),
+            )
+            self._feeds[name] = feed
+        feed.seek(*self._state.positions.get(name, (0, 0)))
+        return feed
+
+    def _on_go(self) -> None:
+        """A new generation begins: everything that hangs on the step goes to where the state is now."""
+        self._running = True
+
+    # Checkpoints.
+
+    def _checkpoint(self, step: int) -> None:
+        if step == 0 or step % self._every or self._checkpoints is None:
+            return
+        if self.rank == 0 and step not in self._checkpoints.steps():
+            self._checkpoints.save_async(step, codec.pack(self._state.tree()), "periodic")
+        self._inject("checkpoint")
+
+    def _load_newest(self, checkpoints: Checkpoints) -> None:
+        found = checkpoints.load_newest()
+        if found is not None:
+            step, tree = found
+            self._state.load(tree)
+            if self.rank == 0:
+                print(f"evertrain: resuming from the checkpoint of step {step}", file=sys.stderr, flush=True)
+
+    def _on_checkpoint(self, step: int, path: Path | None, error: Exception | None) -> None:
+        if error is not None:
+            print(f"evertrain: warning: no checkpoint of step {step}: {error}", file=sys.stderr, flush=True)
+        self._runner.log("checkpoint", step=step, path=str(path or ""), error=str(error or ""))
+
+
+def _injector(rank: int, board: Board) -> Injector:
+    text = os.environ.get("EVERTRAIN_FAULTS")
+    fd = os.environ.get(FAULT_BOARD_FD)
+    faults = faultspec.decode(text) if text else []
+    return Injector(faults, rank, FaultBoard(fd=int(fd)) if fd and faults else None, board)

@@ -1,0 +1,62 @@
+"""The same training function without the launcher: plain `python`, plain `torchrun`.
+
+It trains normally, with the same reducer and the same random numbers, and therefore to the same bits; only nobody is
+there to notice a fault and to lead a recovery. It says so once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from evertrain.mindio.board import Board
+from evertrain.torch.reducer import Reducer
+from evertrain.torch.state import TrainingState
+
+T = TypeVar("T")
+
+
+class Unprotected:
+    def __init__(self, rank: int, world_size: int, state: TrainingState, reducer: Reducer, board: Board) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._state, self._reducer, self._board = state, reducer, board
+        self.update_open = False
+
+    def begin_update(self) -> None:
+        self.update_open = True
+
+    def end_step(self, advance: Callable[[], None]) -> None:
+        self.update_open = False
+        advance()
+        self._board.progress(self._state.step)
+
+    def log(self, name: str, **fields: Any) -> None:
+        """There is no timeline without the launcher."""
+
+    def run(self, function: Callable[[], T], finish_step: Callable[[], None]) -> T:
+        if self._rank == 0:
+            print(
+                "evertrain: this run is not protected: start it with `evertrain launch` instead of python or torchrun",
+                file=sys.stderr,
+                flush=True,
+            )
+        if self._world_size > 1:
+            self._join()
+        result = function()
+        if self.update_open:
+            finish_step()
+        return result
+
+    def _join(self) -> None:
+        if not dist.is_initialized():
+            backend = "gloo"
+            if torch.accelerator.is_available():
+                backend = dist.Backend.default_device_backend_map.get(torch.accelerator.current_accelerator().type, backend)
+            dist.init_process_group(backend)
+        for tensor in [*self._state.model.parameters(), *self._state.model.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self._reducer.attach(dist.group.WORLD)

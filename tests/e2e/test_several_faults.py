@@ -1,0 +1,97 @@
+"""Faults that come together, one upon the other, or again and again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.e2e import harness
+
+ARGS = (f"--steps={harness.STEPS}",)
+
+
+def restarted(result: harness.Result) -> list[int]:
+    return sorted(rank for incident in result.incidents for rank in incident["restarted"])
+
+
+def test_two_ranks_killed_at_once() -> None:
+    result = harness.run(*ARGS, faults=("kill@step=5,rank=0,phase=backward", "kill@step=5,rank=2,phase=backward"))
+    harness.assert_same_end(result, *ARGS)
+    assert restarted(result) == [0, 2]
+
+
+def test_all_but_one_rank_killed_at_once() -> None:
+    faults = tuple(f"kill@step=5,rank={rank},phase=forward" for rank in (0, 1, 3))
+    result = harness.run(*ARGS, faults=faults)
+    harness.assert_same_end(result, *ARGS)
+    assert restarted(result) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("victim", [1, 2], ids=["replacement", "source"])
+@pytest.mark.parametrize("kind", ["kill", "exception", "stop"])
+def test_a_fault_during_the_repair(kind: str, victim: int) -> None:
+    """Rank 1 is lost; while rank 2 sends the state to its replacement, one of the two fails as well."""
+    faults = ("kill@step=5,rank=1,phase=forward", f"{kind}@step=0,rank={victim},phase=repair")
+    result = harness.run(*ARGS, faults=faults)
+    harness.assert_same_end(result, *ARGS)
+    assert all(incident["steps_lost"] == 0 for incident in result.incidents)
+
+
+@pytest.mark.parametrize("phase", ["start", "forward"])
+def test_the_replacement_dies_as_well(phase: str) -> None:
+    faults = (
+        ("kill@step=5,rank=1,phase=forward,times=2",)
+        if phase == "forward"
+        else ("kill@step=5,rank=1,phase=forward", "kill@step=1,rank=1,phase=start")
+    )
+    result = harness.run(*ARGS, faults=faults)
+    harness.assert_same_end(result, *ARGS)
+    assert restarted(result)[:1] == [1]
+
+
+def test_a_fault_at_step_0() -> None:
+    result = harness.run(*ARGS, faults=("kill@step=0,rank=0,phase=forward",))
+    harness.assert_same_end(result, *ARGS)
+
+
+def test_a_fault_in_the_last_step() -> None:
+    last = harness.STEPS - 1
+    result = harness.run(*ARGS, faults=(f"kill@step={last},rank=2,phase=optimizer",))
+    harness.assert_same_end(result, *ARGS)
+
+
+def test_without_a_warm_spare() -> None:
+    result = harness.run(*ARGS, faults=("kill@step=5,rank=1",), ft=("--ft-warm=0",))
+    harness.assert_same_end(result, *ARGS)
+
+
+def test_with_a_parked_spare() -> None:
+    result = harness.run(*ARGS, faults=("kill@step=5,rank=1",), ft=("--ft-park",))
+    harness.assert_same_end(result, *ARGS)
+
+
+@pytest.mark.parametrize(
+    "options", [("--accumulate=3",), ("--amp",), ("--workers=2",)], ids=["accumulation", "amp", "workers"]
+)
+@pytest.mark.parametrize("kind", ["kill", "exception"])
+def test_what_scripts_do_in_a_step(options: tuple[str, ...], kind: str) -> None:
+    args = (*ARGS, *options)
+    result = harness.run(*args, faults=(f"{kind}@step=5,rank=1,phase=backward",))
+    harness.assert_same_end(result, *args)
+
+
+@pytest.mark.timeout(300)
+def test_twenty_faults_in_two_hundred_steps() -> None:
+    args = ("--steps=200", "--samples=8192")
+    choose = random.Random(7)
+    kinds = ("kill", "kill", "exception", "stop", "uce", "hccl", "exit", "segv")
+    phases = ("data", "forward", "backward", "allreduce", "optimizer")
+    faults = tuple(
+        f"{choose.choice(kinds)}@step={10 * n + 5},rank={choose.randrange(harness.RANKS)},phase={choose.choice(phases)}"
+        for n in range(20)
+    )
+    result = harness.run(*args, faults=faults, timeout=240)
+    harness.assert_same_end(result, *args)
+    assert len(result.incidents) == 20, result.explain()
+    assert all(incident["steps_lost"] == 0 for incident in result.incidents)
