@@ -23,6 +23,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
 
 from evertrain.mindio import board
 from evertrain.torch import lazy_dynamo
@@ -42,9 +43,14 @@ def prepare() -> None:
     _die_with_agent()
     _keep_descriptors_private()
     _show_stack_on_signal()
+    mark_boot()
+    lazy_dynamo.install()
+
+
+def mark_boot() -> None:
+    """Tell the agent that the script is about to start."""
     if board.BOARD_FD in os.environ:
         board.Board(int(os.environ[board.BOARD_FD])).mark(board.BOOT)
-    lazy_dynamo.install()
 
 
 def run(argv: list[str]) -> None:
@@ -78,7 +84,7 @@ def parse(argv: list[str]) -> tuple[bool, list[str]]:
     return bool(options), arguments
 
 
-def _refuse(message: str) -> None:
+def _refuse(message: str) -> NoReturn:
     print(message, file=sys.stderr)
     raise SystemExit(_CANNOT_RUN)
 
