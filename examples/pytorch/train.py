@@ -29,7 +29,6 @@ ALPHABET = " .abcdefghijklmnopqrstuvwxyz"
 
 class Sentences(Dataset):
     """Text from a grammar of three rules, cut into windows. Each item carries its index, for the sample log."""
-
     WORDS = {
         "who": ["the cat", "a small dog", "my old friend", "the queen of spades", "nobody"],
         "does": ["sees", "follows", "paints", "forgets", "never understands"],
@@ -69,35 +68,35 @@ class Speller(nn.Module):
 class SampleLog:
     """Which samples went into which step, as a chain of hashes. Its state_dict makes it roll back with the model."""
 
-    def __init__(self, samples: int) -> None:
-        self.steps, self.digest, self.epoch, self.seen = 0, "", 0, torch.zeros(samples, dtype=torch.bool)
+    def __init__(self, samples: int, batches_per_epoch: int) -> None:
+        self.batches_per_epoch = batches_per_epoch
+        self.batches, self.digest, self.seen = 0, "", torch.zeros(samples, dtype=torch.bool)
 
-    def append(self, step: int, epoch: int, ids: list[list[int]]) -> None:
-        """Add one step of all ranks: `ids` has one list of samples per rank."""
-        if epoch != self.epoch:
-            self.epoch, self.seen = epoch, torch.zeros_like(self.seen)
-        flat = [index for of_rank in ids for index in of_rank]
-        if len(set(flat)) != len(flat) or self.seen[flat].any():
-            raise RuntimeError(f"step {step} consumes a sample for the second time in epoch {epoch}")
-        self.seen[flat] = True
-        entry = json.dumps([self.digest, step, [sorted(of_rank) for of_rank in ids]])
+    def append(self, step: int, ids: torch.Tensor) -> None:
+        """Add one step of all ranks; `ids` has the shape (ranks, micro-batches, samples)."""
+        for batch in ids.transpose(0, 1):  # one micro-batch of all ranks
+            if self.batches % self.batches_per_epoch == 0:
+                self.seen.zero_()
+            if self.seen[batch].any() or batch.unique().numel() != batch.numel():
+                raise RuntimeError(f"step {step} consumes a sample for the second time in this epoch")
+            self.seen[batch] = True
+            self.batches += 1
+        entry = json.dumps([self.digest, step, ids.flatten(1).sort().values.tolist()])
         self.digest = hashlib.sha256(entry.encode()).hexdigest()
-        self.steps += 1
 
     def state_dict(self) -> dict:
-        return {"steps": self.steps, "digest": self.digest, "epoch": self.epoch, "seen": self.seen.clone()}
+        return {"batches": self.batches, "digest": self.digest, "seen": self.seen}
 
     def load_state_dict(self, state: dict) -> None:
-        self.steps, self.digest, self.epoch = state["steps"], state["digest"], state["epoch"]
-        self.seen = state["seen"].clone()
+        self.batches, self.digest, self.seen = state["batches"], state["digest"], state["seen"].clone()
 
 
-def ids_of_all_ranks(ids: torch.Tensor) -> list[list[int]]:
+def of_all_ranks(ids: torch.Tensor) -> torch.Tensor:
     if not dist.is_initialized():
-        return [ids.tolist()]
+        return ids.unsqueeze(0)
     gathered = [torch.empty_like(ids) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, ids)
-    return [of_rank.tolist() for of_rank in gathered]
+    return torch.stack(gathered)
 
 
 def fingerprint(*states: object) -> str:
@@ -142,42 +141,42 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
-
     dataset = Sentences(args.samples, args.seed)
-    # drop_last: without it the sampler repeats samples to fill the last batch.
-    sampler = DistributedSampler(dataset, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
-    loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.workers, drop_last=True)
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu")
     model = Speller(*SIZES[args.model_size]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     if args.scheduler == "cosine":
         scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
     else:
         scheduler = lr_scheduler.StepLR(optimizer, step_size=max(args.steps // 3, 1))
-    scaler = torch.amp.GradScaler(torch.device(device).type, enabled=args.amp)
-    precision = torch.autocast(torch.device(device).type, torch.bfloat16) if args.amp else contextlib.nullcontext()
-    log = SampleLog(args.samples)
+    scaler = torch.amp.GradScaler(device.type, enabled=args.amp)
+    precision = torch.autocast(device.type, torch.bfloat16) if args.amp else contextlib.nullcontext()
+
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    # drop_last: without it the sampler repeats samples to fill the last batch.
+    sampler = DistributedSampler(dataset, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
+    loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=args.workers, drop_last=True)
+    log = SampleLog(args.samples, len(loader))
 
     training = Training(  # (1) what has to survive
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, scaler=scaler if args.amp else None,
         extra={"samples": log}, seed=args.seed,
-        checkpoint_dir=args.checkpoint_dir, checkpoint_every=args.checkpoint_every, keep=3,
+        checkpoint_dir=args.checkpoint_dir, checkpoint_every=args.checkpoint_every,
     )  # fmt: skip
 
     @training.resilient  # (2) what is entered again after a fault
     def train() -> None:
         for step, batches in training.steps(loader, until=args.steps, accumulate=args.accumulate):  # (3)
-            ids, loss_of_step = [], 0.0
+            ids, mean_loss = [], 0.0
             for batch in training.micro(batches):  # gradients are summed over the ranks in the last one
                 with precision:
                     logits = training.model(batch["x"].to(device))
                     loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch["y"].to(device).flatten())
                 scaler.scale(loss / args.accumulate).backward()
                 ids.append(batch["index"])
-                loss_of_step += loss.item() / args.accumulate
-            consumed = ids_of_all_ranks(torch.cat(ids).to(device))  # collectives belong before the update
+                mean_loss += loss.item() / args.accumulate
+            consumed = of_all_ranks(torch.stack(ids).to(device)).cpu()  # collectives belong before the update
             scaler.unscale_(optimizer)
             if args.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), args.clip)
@@ -185,13 +184,13 @@ def main() -> None:
             scaler.update()
             scheduler.step()
             optimizer.zero_grad()
-            log.append(step, sampler.epoch, consumed)
+            log.append(step, consumed)
             if training.rank == 0 and args.log_every and (step + 1) % args.log_every == 0:
-                print(f"step {step + 1}/{args.steps}  loss {loss_of_step:.4f}", flush=True)
+                print(f"step {step + 1}/{args.steps}  loss {mean_loss:.4f}", flush=True)
 
     train()
     learned = fingerprint(*(part.state_dict() for part in (model, optimizer, scheduler, scaler)))
-    result = {"rank": training.rank, "step": log.steps, "sha256": learned, "samples_sha256": log.digest}
+    result = {"rank": training.rank, "step": training.step, "sha256": learned, "samples_sha256": log.digest}
     print(json.dumps(result) + "\n", end="", flush=True)  # one write, so that lines of several ranks can't mix
 
 
