@@ -13,6 +13,7 @@ Every function returns its result together with the reason in words: the timelin
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,13 +99,13 @@ def repair(start: Start, members: Iterable[int], digests: Mapping[int, str]) -> 
     sources = [rank for rank in shown if digests[rank] == digest]
     held = set(sources)
     targets = [rank for rank in sorted(members) if rank not in held]
-    source_of = {target: sources[index % len(sources)] for index, target in enumerate(targets)}
-    targets_of: dict[int, tuple[int, ...]] = {}
-    for index, source in enumerate(sources[: len(targets)]):
-        targets_of[source] = tuple(targets[index :: len(sources)])
+    source_of = _pair(targets, sources)
+    queues: dict[int, list[int]] = {}
+    for target, source in source_of.items():
+        queues.setdefault(source, []).append(target)
     if targets:
-        explanation += f"; {_ranks(targets)} receive it from {_ranks(sorted(targets_of))}"
-    return Transfers(digest, source_of, targets_of), explanation
+        explanation += f"; {_ranks(targets)} receive it from {_ranks(sorted(queues))}"
+    return Transfers(digest, source_of, {source: tuple(queue) for source, queue in queues.items()}), explanation
 
 
 def dump_source(reports: Mapping[int, Report], excluded: Collection[int] = ()) -> tuple[int | None, str]:
@@ -140,6 +141,17 @@ def _right_digest(shown: Sequence[int], digests: Mapping[int, str], fresh: bool)
     most = max(counts.values())
     digest = next(digests[rank] for rank in shown if counts[digests[rank]] == most)
     return digest, f"{most} of {len(shown)} copies agree, the others are overwritten"
+
+
+def _pair(targets: Sequence[int], sources: Sequence[int]) -> dict[int, int]:
+    """Every target's source: the first holder after it in the ring of ranks that is not busy with an earlier target."""
+    pairs = {}
+    free = 0
+    for target in targets:
+        index = max(free, bisect(sources, target))
+        pairs[target] = sources[index % len(sources)]
+        free = index + 1
+    return pairs
 
 
 def _at(reports: Mapping[int, Report], step: int) -> tuple[int, ...]:

@@ -329,11 +329,16 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, AnyMessage])
 
 
-def encode(serial: int, message: Message) -> bytes:
+def encode(serial: int, message: Message | msgspec.Raw) -> bytes:
     body = _encoder.encode((serial, message))
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"{type(message).__name__} has {len(body)} bytes; a frame may have {MAX_FRAME}")
     return _LENGTH.pack(len(body)) + body
+
+
+def prepare(message: Message) -> msgspec.Raw:
+    """Encode a message once that goes out on many links; only the serials differ."""
+    return msgspec.Raw(_encoder.encode(message))
 
 
 class FrameReader:
@@ -370,7 +375,7 @@ class FrameWriter:
     def __init__(self) -> None:
         self._serial = 0
 
-    def frame(self, message: Message) -> bytes:
+    def frame(self, message: Message | msgspec.Raw) -> bytes:
         self._serial += 1
         return encode(self._serial, message)
 

@@ -1,0 +1,79 @@
+"""The controller in a process of its own.
+
+Prints one JSON line with its address when it listens, and ends with the job's exit code. The job token comes by the
+environment, never by the command line, which every user of the machine can read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+
+from evertrain.mindio.controller.machine import Machine
+from evertrain.mindio.controller.server import Server
+from evertrain.mindio.timing import DEFAULT_BOUND, Timing, TimingError
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m evertrain.mindio.controller",
+        description="The controller of one job. The job token is read from EVERTRAIN_TOKEN.",
+    )
+    result.add_argument("--world-size", type=int, required=True, help="number of ranks")
+    result.add_argument("--bound", type=float, default=DEFAULT_BOUND, help="detection bound in seconds (%(default)s)")
+    result.add_argument("--max-restarts", type=int, default=0, help="restarts of all processes (%(default)s)")
+    result.add_argument("--no-dump", action="store_true", help="write no checkpoint before a restart or the end")
+    result.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    result.add_argument("--port", type=int, default=0, help="port to listen on; 0 for any (%(default)s)")
+    result.add_argument(
+        "--allow-remote", action="store_true", help="listen beyond this machine; the links are not encrypted"
+    )
+    return result
+
+
+async def serve(server: Server) -> int:
+    await server.start()
+    host, port = server.address
+    print(json.dumps({"event": "listening", "host": host, "port": port, "pid": os.getpid()}), flush=True)
+    try:
+        code, reason = await server.serve_until_ended()
+    finally:
+        await server.close()
+    print(json.dumps({"event": "ended", "code": code, "reason": reason}), flush=True)
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser()
+    options = arguments.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    try:
+        machine = Machine(
+            options.world_size,
+            Timing.derive(options.bound),
+            max_restarts=options.max_restarts,
+            can_dump=not options.no_dump,
+            wall_offset=time.time() - time.monotonic(),
+        )
+        server = Server(
+            machine,
+            os.environ.get("EVERTRAIN_TOKEN", ""),
+            options.host,
+            options.port,
+            allow_remote=options.allow_remote,
+        )
+    except (ValueError, TimingError) as error:
+        arguments.error(str(error))
+    try:
+        return asyncio.run(serve(server))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""The controller's shell: TCP links around the pure machine.
+
+Every link belongs to a rank or to the agent. What arrives becomes an event for the machine, what the machine returns is
+sent at once, and a timer brings its deadlines back as ticks. The loop does nothing else, so an order leaves in the same
+moment in which the event that caused it was read.
+
+A link that says something unreadable, or nothing, is closed; the job does not notice unless it was a rank's or the
+agent's. The token is never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from evertrain.mindio import protocol
+from evertrain.mindio.controller.machine import (
+    Action,
+    AgentLost,
+    CloseGeneration,
+    Event,
+    FromAgent,
+    FromRank,
+    LinkLost,
+    Machine,
+    OpenGeneration,
+    Send,
+    Tick,
+    ToAgent,
+)
+from evertrain.mindio.controller.store import GenerationStore
+from evertrain.mindio.protocol import Hello, Message, Refused, StoreAdd, StoreGet, StoreSet, Welcome
+
+log = logging.getLogger(__name__)
+
+MAX_BACKLOG = 4 * protocol.MAX_FRAME
+"""Bytes that may wait for a peer that does not read before its link is given up."""
+AGENT_PATIENCE = 5
+"""A silent agent is given up after this many bounds: its end costs the whole job, and a broken link shows at once."""
+LEAST_PATIENCE = 10.0
+
+
+class Link(asyncio.Protocol):
+    """One accepted connection. Frames in both directions; who is at the other end is known after its `Hello`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._reader = protocol.FrameReader()
+        self._writer = protocol.FrameWriter()
+        self._transport: asyncio.Transport | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        self.hello: Hello | None = None
+        self.closed = asyncio.get_running_loop().create_future()
+
+    def send(self, message: Message | msgspec.Raw) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        try:
+            transport.write(self._writer.frame(message))
+        except protocol.ProtocolError as error:
+            log.error("a message to %s was not sent: %s", self.name, error)
+            return
+        if transport.get_write_buffer_size() > MAX_BACKLOG:
+            log.error("%s does not read what it is sent; its link is closed", self.name)
+            transport.abort()
+
+    def close(self, why: str = "") -> None:
+        if why:
+            log.warning("the link of %s is closed: %s", self.name, why)
+        if self._transport is not None:
+            self._transport.close()
+
+    @property
+    def name(self) -> str:
+        if self.hello is None:
+            return "an unknown peer"
+        return "the agent" if self.hello.role == "agent" else f"rank {self.hello.rank}"
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = transport
+        self._server.links.add(self)
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(self._server.hello_timeout, self.close, "it did not say who it is")
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._reader.feed(data)
+        except protocol.ProtocolError as error:
+            return self.close(str(error))
+        for message in messages:
+            if self._transport is None or self._transport.is_closing():
+                return
+            if self.hello is not None:
+                self._server.received(self, message)
+            else:
+                self._introduce(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self._server.lost(self)
+
+    def _introduce(self, message: Message) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        reason = self._server.refusal(message)
+        if reason is not None:
+            self.send(Refused(reason=reason))
+            return self.close(reason)
+        assert isinstance(message, Hello)
+        self.hello = message
+        self._server.introduced(self, message)
+
+
+class Server:
+    """Runs a machine on a TCP port. `start`, then `serve_until_ended`, then `close`."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        allow_remote: bool = False,
+        hello_timeout: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not token:
+            raise ValueError("the controller needs a job token")
+        if not allow_remote and not _is_loopback(host):
+            raise ValueError(
+                f"{host} can be reached from other machines and the links are not encrypted; "
+                "allow it explicitly if that is what you want"
+            )
+        self.machine = machine
+        self.links: set[Link] = set()
+        self.hello_timeout = max(machine.timing.bound, 5.0) if hello_timeout is None else hello_timeout
+        self._token, self._host, self._port, self._clock = token, host, port, clock
+        self._ranks: dict[int, Link] = {}
+        self._agent: Link | None = None
+        self._agent_heard = 0.0
+        self._store = GenerationStore()
+        self._listener: asyncio.Server | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._over: asyncio.Future[tuple[int, str]] | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        self._listener = await loop.create_server(lambda: Link(self), self._host, self._port, backlog=4096)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        assert self._listener is not None, "not started"
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def serve_until_ended(self) -> tuple[int, str]:
+        """The job's exit code and the reason for it."""
+        assert self._over is not None, "not started"
+        return await asyncio.shield(self._over)
+
+    async def close(self, patience: float = 1.0) -> None:
+        """Let the last messages out and close every link."""
+        for timer in (self._tick, self._watch):
+            if timer is not None:
+                timer.cancel()
+        self._tick = self._watch = None
+        if self._listener is not None:
+            self._listener.close()
+        links = list(self.links)
+        for link in links:
+            link.close()
+        if links:
+            _, late = await asyncio.wait([link.closed for link in links], timeout=patience)
+            if late:
+                log.warning("%d links did not take their last messages", len(late))
+
+    # Called by the links.
+
+    def refusal(self, message: Message) -> str | None:
+        reason = protocol.refusal(message, self._token)
+        if reason is not None:
+            return reason
+        assert isinstance(message, Hello)
+        if self.machine.ended is not None:
+            return "the job is over"
+        if message.role == "agent":
+            if self._agent is not None:
+                return "the job has an agent already"
+            if message.world_size not in (0, self.machine.world_size):
+                return f"the agent starts {message.world_size} ranks, the job has {self.machine.world_size}"
+            return None
+        reason = self.machine.refusal(message.rank, message.incarnation)
+        if reason is None and message.rank in self._ranks:
+            linked = self._ranks[message.rank].hello
+            if linked is not None and linked.incarnation >= message.incarnation:
+                return f"rank {message.rank} is linked already"
+        return reason
+
+    def introduced(self, link: Link, hello: Hello) -> None:
+        if hello.role == "agent":
+            self._agent = link
+            link.send(Welcome())
+            self._agent_heard = self._clock()
+            self._watch_agent()
+            self._feed(FromAgent(hello))
+            return
+        older = self._ranks.get(hello.rank)
+        self._ranks[hello.rank] = link
+        if older is not None:
+            older.close("a newer incarnation has come")
+        link.send(Welcome(seed=self.machine.seed_of(hello.rank), running=self.machine.running_for(hello.rank)))
+
+    def received(self, link: Link, message: Message) -> None:
+        hello = link.hello
+        assert hello is not None
+        if link is self._agent:
+            self._agent_heard = self._clock()
+            if not isinstance(message, protocol.Beat):
+                self._feed(FromAgent(message))
+        elif isinstance(message, StoreSet | StoreGet | StoreAdd):
+            if self._ranks.get(hello.rank) is link:
+                self._store.handle(message, link.send)
+        else:
+            self._feed(FromRank(hello.rank, hello.incarnation, message))
+
+    def lost(self, link: Link) -> None:
+        self.links.discard(link)
+        hello = link.hello
+        if hello is None:
+            return
+        if link is self._agent:
+            self._agent = None
+            self._feed(AgentLost())
+        elif hello.role == "rank":
+            if self._ranks.get(hello.rank) is link:
+                del self._ranks[hello.rank]
+            self._feed(LinkLost(hello.rank, hello.incarnation))
+
+    # Around the machine.
+
+    def _feed(self, event: Event) -> None:
+        self._carry_out(self.machine.handle(event, self._clock()))
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        if self._over is not None and self.machine.ended is not None:
+            if not self._over.done():
+                self._over.set_result(self.machine.ended)
+        elif (deadline := self.machine.deadline) is not None:
+            delay = max(deadline - self._clock(), 0.0)
+            self._tick = asyncio.get_running_loop().call_later(delay, self._feed, Tick())
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        message: Message | None = None
+        prepared: msgspec.Raw | None = None
+        for action in actions:
+            match action:
+                case Send(rank, incarnation, order):
+                    link = self._ranks.get(rank)
+                    if link is None or link.hello is None or link.hello.incarnation != incarnation:
+                        continue
+                    if order is not message or prepared is None:
+                        # Most orders go to all ranks, and the list of members in them is as long as the job is big.
+                        message, prepared = order, protocol.prepare(order)
+                    link.send(prepared)
+                case ToAgent(order):
+                    if self._agent is not None:
+                        self._agent.send(order)
+                case OpenGeneration(prefix):
+                    self._store.open(prefix)
+                case CloseGeneration(prefix):
+                    self._store.close(prefix)
+
+    def _watch_agent(self, warned: bool = False) -> None:
+        """A frozen agent keeps its link. The second look is for the case that this very loop was the frozen one."""
+        if self._agent is None or self.machine.ended is not None:
+            return
+        bound = self.machine.timing.bound
+        patience = max(AGENT_PATIENCE * bound, LEAST_PATIENCE)
+        silent = self._clock() - self._agent_heard
+        loop = asyncio.get_running_loop()
+        if silent < patience:
+            self._watch = loop.call_later(patience - silent, self._watch_agent)
+        elif not warned:
+            self._watch = loop.call_later(min(bound, 1.0), self._watch_agent, True)
+        else:
+            self._feed(AgentLost(f"the agent has been silent for {silent:.1f} s"))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
