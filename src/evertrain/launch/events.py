@@ -1,0 +1,47 @@
+"""The events file: one JSON object a line, written as things happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from evertrain import __version__
+from evertrain.launch.config import LaunchConfig
+from evertrain.launch.output import Outputs
+
+
+class EventsFile:
+    """Appends, so that a job that is started again in the same place keeps its history. A run begins with `launch`."""
+
+    def __init__(self, config: LaunchConfig, outputs: Outputs) -> None:
+        self._outputs = outputs
+        self._fd: int | None = None
+        if config.events:
+            self._fd = os.open(config.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self.write(
+                {
+                    "event": "launch",
+                    "at": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                    "t": time.monotonic(),
+                    "version": __version__,
+                    "run": config.run_id,
+                    "script": config.script,
+                    "world_size": config.world_size,
+                    "bound": config.timing.bound,
+                    "faults": [str(fault) for fault in config.faults],
+                }
+            )
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._fd is not None:
+            line = json.dumps(record, separators=(",", ":"), default=str) + "\n"
+            self._outputs.files.write(self._fd, line.encode())
+
+    def close(self) -> None:
+        """After the outputs have been closed, whose thread does the writing."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,109 @@
+"""The agent's link to the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from evertrain.mindio import protocol
+
+
+class LinkError(Exception):
+    """The controller could not be reached or refused this agent."""
+
+
+class AgentLink(asyncio.Protocol):
+    """Frames in, messages out. From `listen` on, messages go to `on_message`, the end of the link to `on_lost`."""
+
+    def __init__(self, on_message: Callable[[protocol.Message], None], on_lost: Callable[[str], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._reader = protocol.FrameReader()
+        self._writer = protocol.FrameWriter()
+        self._transport: asyncio.Transport | None = None
+        self._closing = False
+        self._early: list[protocol.Message] | None = []
+        """What came before anybody listened: the first orders follow the welcome in the same packet."""
+        self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def open(
+        cls,
+        address: tuple[str, int],
+        token: str,
+        world_size: int,
+        on_message: Callable[[protocol.Message], None],
+        on_lost: Callable[[str], None],
+        timeout: float = 10.0,
+    ) -> AgentLink:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout):
+                _, link = await loop.create_connection(lambda: cls(on_message, on_lost), *address)
+                link.send(
+                    protocol.Hello(
+                        version=protocol.VERSION,
+                        token=token,
+                        role="agent",
+                        ranks=list(range(world_size)),
+                        world_size=world_size,
+                    )
+                )
+                await link._welcomed
+        except (OSError, TimeoutError) as error:
+            raise LinkError(f"the controller at {address[0]}:{address[1]} can't be reached: {error}") from None
+        return link
+
+    def listen(self) -> None:
+        early, self._early = self._early or [], None
+        for message in early:
+            self._on_message(message)
+
+    def _receive(self, message: protocol.Message) -> None:
+        if self._early is None:
+            self._on_message(message)
+        else:
+            self._early.append(message)
+
+    def send(self, message: protocol.Message) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(self._writer.frame(message))
+
+    def close(self) -> None:
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._reader.feed(data)
+        except protocol.ProtocolError as error:
+            self._lose(f"the controller sent what can't be read: {error}")
+            return
+        for message in messages:
+            if self._welcomed.done():
+                self._receive(message)
+            elif isinstance(message, protocol.Welcome):
+                self._welcomed.set_result(None)
+            elif isinstance(message, protocol.Refused):
+                self._lose(f"the controller refused this agent: {message.reason}")
+            else:
+                self._lose(f"the controller opened with {type(message).__name__}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(f"the link to the controller broke: {error or 'closed'}")
+
+    def _lose(self, reason: str) -> None:
+        if not self._welcomed.done():
+            self._welcomed.set_exception(LinkError(reason))
+        elif not self._closing:
+            self._on_lost(reason)
+        self.close()

@@ -1,0 +1,141 @@
+"""Warm spares: processes that have done everything slow before anybody needs them.
+
+Warming up takes seconds of CPU time beside the training ranks, so a spare starts only when the ranks train, and again
+when a recovery is over; it runs at the lowest priority until it is ready. A fault in that time is answered with a cold
+start. Becoming a rank costs one line on a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+from collections.abc import Callable
+
+from evertrain.launch import procfs
+from evertrain.launch.processes import SpareProcess, Spawner
+
+_CAP_SYS_NICE = 23
+_MAX_FAILURES = 3
+_LOW, _NORMAL = b"10", b"0"
+
+
+class Spares:
+    def __init__(
+        self,
+        spawner: Spawner,
+        count: int,
+        *,
+        watch: Callable[[SpareProcess], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._spawner = spawner
+        self._count = count
+        self._watch = watch
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._spares: list[SpareProcess] = []
+        self._failures = 0
+
+    @property
+    def ready(self) -> int:
+        return sum(spare.is_ready for spare in self._spares)
+
+    def replenish(self) -> None:
+        """Start as many as are missing."""
+        while len(self._spares) < self._count and self._failures < _MAX_FAILURES:
+            try:
+                spare = self._spawner.spare()
+            except OSError as error:
+                self._failures += 1
+                self._say(f"a warm spare could not be started: {error.strerror}")
+                return
+            lower_priority(spare.pid)
+            self._spares.append(spare)
+            self._loop.add_reader(spare.link, self._on_line, spare)
+            self._watch(spare)
+
+    def take(self) -> SpareProcess | None:
+        """A warm process, if there is one; it belongs to the caller."""
+        for spare in self._spares:
+            if spare.is_ready:
+                self._spares.remove(spare)
+                return spare
+        return None
+
+    def lost(self, spare: SpareProcess) -> None:
+        """A spare has ended by itself."""
+        if spare not in self._spares:
+            return
+        self._spares.remove(spare)
+        self._loop.remove_reader(spare.link)
+        if spare.doomed:
+            return
+        self._failures += 1
+        for stream in spare.streams.values():
+            stream.drain()
+        words = spare.streams[2].last_words()
+        more = "it is started again" if self._failures < _MAX_FAILURES else "replacements will start cold"
+        self._say(f"a warm spare ended with code {spare.code}{f' ({words})' if words else ''}; {more}")
+        self._loop.call_later(1.0, self.replenish)
+
+    def end(self) -> list[SpareProcess]:
+        """Kill them all; they are still to be reaped."""
+        self._failures = _MAX_FAILURES
+        for spare in self._spares:
+            self._loop.remove_reader(spare.link)
+            spare.kill()
+        ended, self._spares = self._spares, []
+        return ended
+
+    def _on_line(self, spare: SpareProcess) -> None:
+        try:
+            data = spare.link.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        # Its only line is short; the end of the link is followed by the end of the process.
+        self._loop.remove_reader(spare.link)
+        with contextlib.suppress(ValueError):
+            spare.is_ready = bool(json.loads(data).get("ready"))
+        if spare.is_ready:
+            self._failures = 0
+            raise_priority(spare.pid, self._loop)
+
+
+def lower_priority(pid: int) -> None:
+    """Let a new process, still with one thread, run only when nobody else wants to.
+
+    Leaving SCHED_IDLE again takes a privilege that leaving SCHED_BATCH does not, hence the choice. Where sessions are
+    scheduled as groups (autogroup), a policy matters only within the session, and the group has a niceness of its own.
+    """
+    may_return = procfs.has_capability(_CAP_SYS_NICE) or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20
+    policy = os.SCHED_IDLE if may_return else os.SCHED_BATCH
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+    _group_niceness(pid, _LOW)
+
+
+def raise_priority(pid: int, loop: asyncio.AbstractEventLoop, tries: int = 10) -> None:
+    """Undo it for every thread that the process has by now."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+    # The kernel takes changes from ordinary users only every 100 ms.
+    if not _group_niceness(pid, _NORMAL) and tries:
+        loop.call_later(0.15, raise_priority, pid, loop, tries - 1)
+
+
+def _group_niceness(pid: int, value: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/autogroup", "wb", buffering=0) as file:
+            file.write(value)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -1,0 +1,318 @@
+"""The agent: carries out what the controller orders and tells it what happens to the processes.
+
+It has no opinion. An exit, a stop or a hang is reported at once; whether a process is replaced, the job restarted or
+ended, is the answer. When the order to end comes, every process is ended, reaped and its output written before the
+exit code is returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from evertrain.launch import report
+from evertrain.launch.config import STDERR, LaunchConfig
+from evertrain.launch.events import EventsFile
+from evertrain.launch.link import AgentLink
+from evertrain.launch.output import Outputs
+from evertrain.launch.processes import Process, SpareProcess, Spawner, end_session
+from evertrain.launch.spares import Spares
+from evertrain.launch.stalls import StallWatcher, happened_at
+from evertrain.launch.watch import Watcher
+from evertrain.mindio import board, protocol
+
+INTERNAL_ERROR = 70
+_LAST_WORDS = 200
+_SWEEP_DELAY = 1.0
+"""Looking for what a dead process left behind reads all of /proc; it must not delay a recovery."""
+_SPARE_PATIENCE = 10.0
+"""A spare is started after this many seconds even if the first step is not done: it may be a long one."""
+
+
+class Supervisor:
+    def __init__(self, config: LaunchConfig, outputs: Outputs, events: EventsFile) -> None:
+        self._config = config
+        self._outputs = outputs
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[int, Process] = {}
+        """The current process of each rank."""
+        self._living: set[Process] = set()
+        """Everything that has to be reaped: ranks, their predecessors, spares."""
+        self._nobody_lives = asyncio.Event()
+        self._left_behind: set[int] = set()
+        self._warm_ranks: set[int] = set()
+        self._in_incident = False
+        self._restart_ordered = False
+        self._training_since: float | None = None
+        self._signal: int | None = None
+        self._kill_at: float | None = None
+        self._end: asyncio.Future[protocol.End] = self._loop.create_future()
+        self._watcher = Watcher(
+            self._loop, config.poll, on_dying=self._on_dying, on_stopped=self._on_stopped, on_ended=self._on_ended
+        )
+        self._link: AgentLink | None = None
+        self._spawner: Spawner | None = None
+        self._spares: Spares | None = None
+        self._handlers: dict[type[protocol.Message], Callable] = {
+            protocol.Spawn: self._on_spawn,
+            protocol.Kill: self._on_kill,
+            protocol.Incident: self._on_incident,
+            protocol.End: self._on_end,
+        }
+
+    async def run(self, address: tuple[str, int], token: str) -> int:
+        """Run the job of the controller at this address; returns the exit code of the launcher."""
+        config = self._config
+        self._spawner = Spawner(config, self._outputs, address, token)
+        self._spares = Spares(self._spawner, config.warm, watch=self._watch, say=self._outputs.say)
+        try:
+            self._link = await AgentLink.open(address, token, config.world_size, self._on_message, self._on_link_lost)
+            self._link.listen()
+            stalls = StallWatcher(config.timing, self._processes, ping=self._ping, report=self._on_stall)
+            chores = [asyncio.create_task(stalls.run()), asyncio.create_task(self._beat())]
+            for chore in chores:
+                chore.add_done_callback(self._on_chore_done)
+            try:
+                end = await self._end
+            finally:
+                for chore in chores:
+                    chore.cancel()
+                await asyncio.gather(*chores, return_exceptions=True)
+            return self._exit_code(end)
+        finally:
+            await self._end_processes()
+            if self._link is not None:
+                self._link.close()
+            self._watcher.close()
+            self._spawner.close()
+
+    def terminate(self, number: int) -> None:
+        """A signal asks for the end of the job: first in order, the second time at once."""
+        name = report.signal_name(number)
+        if self._signal is not None:
+            self._outputs.say(f"{name} again: ending at once")
+            self._kill_at = time.monotonic()
+            self._finish(128 + number, "a second signal asked for it")
+            for process in self._living:
+                process.kill()
+            return
+        self._signal = number
+        grace = self._config.timing.grace
+        self._kill_at = time.monotonic() + grace
+        self._outputs.say(f"{name}: ending the job within {grace:g} s; once more to end it at once")
+        if self._link is not None:
+            self._link.send(protocol.Terminate(reason=name, grace=grace))
+        # The controller keeps the time; this is for a controller that does not.
+        self._loop.call_later(grace + 1.0, self._finish, 128 + number, f"{name}, and no answer from the controller")
+
+    # Orders.
+
+    def _on_message(self, message: protocol.Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message)
+
+    def _on_spawn(self, order: protocol.Spawn) -> None:
+        assert self._spawner and self._spares and self._link
+        if self._end.done():
+            return
+        if self._restart_ordered:
+            self._restart_ordered = False
+            self._spawner.begin_attempt(self._spawner.attempt + 1)
+            self._outputs.begin_attempt(self._spawner.attempt)
+        old = self._processes.pop(order.rank, None)
+        if old is not None:
+            old.kill()
+        try:
+            process = self._promoted(order) or self._spawner.cold(order.rank, order.incarnation)
+        except OSError as error:
+            detail = f"its process could not be started: {error}"
+            fault = protocol.Fault(kind="start", rank=order.rank, incarnation=order.incarnation, detail=detail)
+            self._tell_fault(fault)
+            return
+        self._processes[order.rank] = process
+        (self._warm_ranks.add if process.warm else self._warm_ranks.discard)(order.rank)
+        if not process.warm:
+            self._watch(process)
+        self._link.send(
+            protocol.Started(rank=order.rank, incarnation=order.incarnation, pid=process.pid, warm=process.warm)
+        )
+
+    def _promoted(self, order: protocol.Spawn) -> Process | None:
+        assert self._spawner and self._spares
+        while (spare := self._spares.take()) is not None:
+            try:
+                self._spawner.promote(spare, order.rank, order.incarnation)
+            except OSError:
+                spare.kill()
+                continue
+            return spare
+        return None
+
+    def _on_kill(self, order: protocol.Kill) -> None:
+        process = self._processes.get(order.rank)
+        if process is not None and process.incarnation == order.incarnation:
+            process.kill()
+
+    def _on_incident(self, message: protocol.Incident) -> None:
+        record = message.record
+        self._events.write(record)
+        event = record.get("event")
+        if event == "fault":
+            self._in_incident = True
+        elif event == "decision" and record.get("decision") == "restart":
+            self._restart_ordered = True
+        elif event == "warning":
+            self._outputs.say(f"warning: {record.get('detail') or record.get('message') or record}")
+        elif event == "incident":
+            self._in_incident = False
+            self._training_since = None
+            self._outputs.say(report.incident_line(record, self._warm_ranks))
+
+    def _on_end(self, end: protocol.End) -> None:
+        if not self._end.done():
+            self._end.set_result(end)
+
+    def _finish(self, code: int, reason: str) -> None:
+        self._on_end(protocol.End(code=code, reason=reason))
+
+    def _on_link_lost(self, reason: str) -> None:
+        self._finish(INTERNAL_ERROR, reason)
+
+    def _on_chore_done(self, chore: asyncio.Task[None]) -> None:
+        if not chore.cancelled() and (error := chore.exception()) is not None:
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self._finish(INTERNAL_ERROR, f"internal error: {type(error).__name__}: {error}")
+
+    # What the processes do.
+
+    def _watch(self, process: Process) -> None:
+        self._living.add(process)
+        self._nobody_lives.clear()
+        self._watcher.add(process)
+
+    def _on_dying(self, process: Process, code: int) -> None:
+        if not self._is_current(process):
+            return
+        now = time.monotonic()
+        detail = report.exit_words(code)
+        if code > 0:
+            process.streams[STDERR].drain()
+            words = process.streams[STDERR].last_words()[:_LAST_WORDS]
+            detail += f"; {words}" if words else ""
+        self._tell_fault(
+            protocol.Fault(
+                kind="exit",
+                rank=process.rank,
+                incarnation=process.incarnation,
+                detail=detail,
+                exit_code=code,
+                at=happened_at(process, now),
+            )
+        )
+        # What it started itself must not run on beside its replacement.
+        process.kill()
+
+    def _on_stopped(self, process: Process) -> None:
+        if self._is_current(process):
+            at = happened_at(process, time.monotonic())
+            detail = "the process was stopped (state T)"
+            rank, incarnation = process.rank, process.incarnation
+            self._tell_fault(protocol.Fault(kind="stopped", rank=rank, incarnation=incarnation, detail=detail, at=at))
+
+    def _on_stall(self, process: Process, fault: protocol.Fault) -> None:
+        if self._is_current(process):
+            self._tell_fault(fault)
+
+    def _on_ended(self, process: Process, code: int) -> None:
+        for stream in process.streams.values():
+            self._outputs.forget(stream)
+        self._left_behind.add(process.pid)
+        self._loop.call_later(_SWEEP_DELAY, self._sweep, process.pid)
+        if isinstance(process, SpareProcess) and self._spares is not None:
+            self._spares.lost(process)
+        if self._is_current(process) and not process.reported and not process.doomed and self._link is not None:
+            self._link.send(protocol.Ended(rank=process.rank, incarnation=process.incarnation))
+        process.close()
+        self._living.discard(process)
+        if not self._living:
+            self._nobody_lives.set()
+
+    def _sweep(self, session: int) -> None:
+        if session in self._left_behind:
+            self._left_behind.discard(session)
+            end_session(session)
+
+    def _is_current(self, process: Process) -> bool:
+        return self._processes.get(process.rank) is process
+
+    def _tell_fault(self, fault: protocol.Fault) -> None:
+        if self._link is not None:
+            self._link.send(protocol.Observed(fault=fault))
+
+    def _ping(self, rank: int, number: int) -> None:
+        if self._link is not None:
+            self._link.send(protocol.Suspect(rank=rank, number=number))
+
+    # Chores.
+
+    async def _beat(self) -> None:
+        assert self._link
+        while True:
+            self._link.send(protocol.Beat())
+            self._replenish_spares()
+            await asyncio.sleep(self._config.timing.heartbeat)
+
+    def _replenish_spares(self) -> None:
+        """A spare is of use only to a script that trains with us, and must not slow down a start or a recovery."""
+        assert self._spares
+        ranks = [process for process in self._processes.values() if process.code is None]
+        if self._in_incident or len(ranks) < self._config.world_size:
+            return
+        if any(rank.board.activity in (board.BOOT, board.FINISHED) for rank in ranks):
+            return
+        now = time.monotonic()
+        if self._training_since is None:
+            self._training_since = now
+        if all(rank.board.steps_done for rank in ranks) or now - self._training_since > _SPARE_PATIENCE:
+            self._spares.replenish()
+
+    # The end.
+
+    def _exit_code(self, end: protocol.End) -> int:
+        code = end.code
+        if self._signal is not None and code in (130, 143):
+            code = 128 + self._signal
+        elif code != 0:
+            self._outputs.say(f"the job has failed: {end.reason}" if code != 3 else f"gave up: {end.reason}")
+            if end.cause:
+                self._outputs.say(f"first cause: {end.cause}")
+        return code
+
+    async def _end_processes(self) -> None:
+        """Nobody is left when this returns."""
+        if self._spares is not None:
+            self._spares.end()
+        for process in self._living:
+            process.ask_to_end()
+        if self._living:
+            now = time.monotonic()
+            patience = self._config.timing.grace if self._kill_at is None else max(self._kill_at - now, 0.0)
+            await self._wait_for_all(patience)
+            for process in self._living:
+                process.kill()
+            # A process in the kernel can't be killed; its death signal is set, the launcher need not stay for it.
+            await self._wait_for_all(5.0)
+        for session in list(self._left_behind):
+            self._sweep(session)
+
+    async def _wait_for_all(self, seconds: float) -> None:
+        if self._living:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._nobody_lives.wait()
+            except TimeoutError:
+                pass
