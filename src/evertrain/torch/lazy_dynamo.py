@@ -208,4 +208,5 @@ class _ExistingLoader:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec
+        # The import system has put its own spec there. Not by attribute: the package's config modules refuse new ones.
+        module.__dict__["__spec__"] = self._spec
