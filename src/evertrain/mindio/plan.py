@@ -104,7 +104,7 @@ def repair(start: Start, members: Iterable[int], digests: Mapping[int, str]) -> 
     for target, source in source_of.items():
         queues.setdefault(source, []).append(target)
     if targets:
-        explanation += f"; {_ranks(targets)} receive it from {_ranks(sorted(queues))}"
+        explanation += f"; {_ranks(sorted(queues))} to {_ranks(targets)}"
     return Transfers(digest, source_of, {source: tuple(queue) for source, queue in queues.items()}), explanation
 
 

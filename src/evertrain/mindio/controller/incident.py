@@ -33,10 +33,13 @@ class Incident:
     began: float
     """When the first fault happened; earlier than `opened` by the time it took to detect it."""
     faults: list[tuple[Fault, int]] = field(default_factory=list)
-    """With the step of the rank, -1 if unknown."""
+    """With the step of the rank, -1 if unknown; the record then gives the step at which the job went on."""
     decision: Decision | None = None
     restarted: set[int] = field(default_factory=set)
-    attempts: int = 0
+    failed_generations: set[int] = field(default_factory=set)
+    """Attempts of the recovery that did not get through."""
+    consequences: list[tuple[int, int]] = field(default_factory=list)
+    """(rank, step) of retries that the death of another rank would excuse."""
     all_restarted: bool = False
     step: int = -1
     steps_lost: int = 0
@@ -96,7 +99,7 @@ class Incident:
             "id": self.id,
             "opened": wall_time(self.opened, wall_offset),
             "faults": [
-                fault_fields(fault, step, stack=index < MAX_STACKS)
+                fault_fields(fault, step if step >= 0 else self.step, stack=index < MAX_STACKS)
                 for index, (fault, step) in enumerate(self.faults[:MAX_LISTED])
             ],
             "decision": self.decision.strategy if self.decision else "",

@@ -1,0 +1,151 @@
+"""The machine's vocabulary: what can happen, what it can order, and the states of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from evertrain.mindio import plan
+from evertrain.mindio.protocol import Message
+
+# --- events and actions ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FromRank:
+    rank: int
+    incarnation: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class FromAgent:
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    reason: str = "the link to the agent broke"
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = FromRank | FromAgent | LinkLost | AgentLost | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To this incarnation of the rank only; if it is not linked any more, the message is void."""
+
+    rank: int
+    incarnation: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToAgent:
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGeneration:
+    """Accept store keys with this prefix."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseGeneration:
+    """Forget the keys with this prefix and answer who waits for one with an error."""
+
+    prefix: str
+
+
+Action = Send | ToAgent | OpenGeneration | CloseGeneration
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Idle:
+    """No agent yet."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Waits until every rank is out; each one has its own expiry in the roster."""
+
+
+@dataclass(slots=True)
+class Building:
+    """The ranks connect to each other and hash their copies."""
+
+    start: plan.Start
+    deadline: float
+    waiting: set[int]
+    digests: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Repairing:
+    """Copies travel."""
+
+    start: plan.Start
+    deadline: float
+    waiting: set[int]
+
+
+@dataclass(slots=True)
+class Running:
+    waiting: set[int]
+    """Ranks that have not completed a step since `Go`."""
+    unfinished: set[int]
+
+
+@dataclass(slots=True)
+class Releasing:
+    """The training is over; the scripts run to their ends."""
+
+
+@dataclass(slots=True)
+class Closing:
+    """Everybody who can gets out, so that somebody can write the last checkpoint."""
+
+    purpose: str
+    """restart, exit or terminate."""
+    code: int
+    reason: str
+    deadline: float
+    last_deadline: float
+    """How long to wait on if nobody with a clean state is out yet."""
+    dump_deadline: float
+    overdue: bool = False
+    """The first deadline has passed without anybody to write the checkpoint."""
+
+
+@dataclass(slots=True)
+class Dumping:
+    closing: Closing
+    rank: int
+    deadline: float
+    tried: set[int]
+
+
+@dataclass(slots=True)
+class Over:
+    code: int
+    reason: str
+
+
+State = Idle | Gathering | Building | Repairing | Running | Releasing | Closing | Dumping | Over
+
+CONSEQUENCES = frozenset({"link", "disconnected"})
+"""What survivors see of somebody else's fault. During a recovery these are not faults of their own."""
