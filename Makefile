@@ -30,10 +30,10 @@ lint: $(VENV)/.ready-to-test ## ruff, mypy and the import layers
 	$(BIN)/lint-imports
 
 bench-recovery: $(VENV)/.ready-to-run ## time of each recovery beside its budget and plain torchrun (ARGS=--quick)
-	$(BIN)/python bench/recovery.py $(ARGS)
+	$(BIN)/python -m bench.recovery $(ARGS)
 
 bench-overhead: $(VENV)/.ready-to-run ## what a step costs without any fault (ARGS=--quick)
-	$(BIN)/python bench/overhead.py $(ARGS)
+	$(BIN)/python -m bench.overhead $(ARGS)
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -126,7 +126,7 @@ class Killer:
         if self.done or step < self._earliest:
             return
         events = timeline.read(str(self._events))
-        if step < self._latest and not any(event["event"] == "spare" for event in events):
+        if step < self._latest and not any(e["event"] == "spare" and e["ready"] for e in events):
             return
         pid = next(e["pid"] for e in reversed(events) if e["event"] == "started" and e["rank"] == self.rank)
         os.kill(pid, signal.SIGKILL)
