@@ -15,6 +15,7 @@ Keeps distributed training running through faults.
 commands:
   launch      start a training script on this machine and keep it running (takes torchrun's options)
   timeline    show what happened in a run, from its events file
+  demo        train, kill a process in the middle, and compare the results
   controller  run a job's controller by itself, for agents that connect over the network
   version     print the version
 
@@ -40,6 +41,12 @@ def _controller(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def _demo(argv: Sequence[str]) -> int:
+    from evertrain.cli.demo import main
+
+    return main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     print(f"evertrain {__version__}")
     return 0
@@ -48,6 +55,7 @@ def _version(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "launch": _launch,
     "timeline": _timeline,
+    "demo": _demo,
     "controller": _controller,
     "version": _version,
 }
