@@ -39,13 +39,13 @@ clean: ## remove everything that was made
 	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment whose making was interrupted has no .made and is made from nothing.
+# No --clear: an environment that was there before may be somebody's own.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "Evertrain needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)."; \
+	  echo "Evertrain needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo 'not there')."; \
 	  echo "Name another one: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "== a virtual environment in $(VENV) ($$($(PYTHON) --version))"
-	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(VENV)/.made
