@@ -1,14 +1,15 @@
 """A training state as data: a small description in msgpack and a list of tensors.
 
 A state tree (the nested dicts and lists that `state_dict()` gives) has a few kilobytes of structure and gigabytes of
-numbers. `pack` parts the two: the *skeleton* says what the tree looks like, with a numbered slot for each tensor, and the
-tensors are handed out by reference, so that a repair can send each one from where it lies and a checkpoint can write it
-from there. `unpack` puts both together again with exact types.
+numbers. `pack` parts the two: the *skeleton* says what the tree looks like, with a numbered slot for each tensor, and
+the tensors are handed out by reference, so that a repair can send each one from where it lies and a checkpoint can
+write it from there. `unpack` puts both together again with exact types.
 
-Nothing is pickled, so that neither a peer nor a file can make this process run code; the price is that the tree may hold
-data only. What it can't hold is refused by `pack` with the place in the tree, before a fault makes it matter.
+Nothing is pickled, so that neither a peer nor a file can make this process run code; the price is that the tree may
+hold data only. What it can't hold is refused by `pack` with the place in the tree, before a fault makes it matter.
 
-In the skeleton a node is a plain value (None, bool, 64-bit int, float, str, bytes) or an array `[code, ...]`; `Code` lists them.
+In the skeleton a node is a plain value (None, bool, 64-bit int, float, str, bytes) or an array `[code, ...]`; `Code`
+lists the codes.
 """
 
 from __future__ import annotations
@@ -69,11 +70,15 @@ SETS = {set: Code.SET, frozenset: Code.FROZENSET}
 MAPPINGS = {dict: Code.DICT, OrderedDict: Code.ORDERED_DICT, Counter: Code.COUNTER}
 BUILDERS = {code: kind for kind, code in (SEQUENCES | SETS | MAPPINGS).items()}
 FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, bytes, list, tuple, dict, set, frozenset)}
-DTYPE_NAMES = (
-    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
-    "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-).split()
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES if hasattr(torch, name)}
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32),
+        *(torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex32, torch.complex64, torch.complex128),
+        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+    )
+}
 NAME_OF_DTYPE = {dtype: name for name, dtype in DTYPES.items()}
 # Without objects, fields and subarrays: only dtypes for which any bytes are valid data.
 ARRAY_DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,9}(\[[0-9A-Za-zμ]{1,12}\])?")
@@ -108,9 +113,6 @@ def nbytes(items: Iterable[Tensor | TensorSpec]) -> int:
     return sum(item.nbytes for item in items)
 
 
-# ---------------------------------------------------------------------------------------------------------------- packing
-
-
 def pack(tree: Any) -> Packed:
     """Part a state tree into skeleton and tensors. Raises TypeError, with the place, for what isn't data."""
     packer = _Packer()
@@ -132,7 +134,9 @@ class _Packer:
         if kind is str:
             return _text(value)
         if depth >= MAX_DEPTH:
-            raise TypeError(f"{_shorten(path)}: the training state is nested deeper than {MAX_DEPTH} levels, or contains itself")
+            raise TypeError(
+                f"{_shorten(path)}: the training state is nested deeper than {MAX_DEPTH} levels, or contains itself"
+            )
         if kind in MAPPINGS:
             return self.mapping([MAPPINGS[kind]], value, path, depth)
         if kind in SEQUENCES:
@@ -172,10 +176,7 @@ class _Packer:
 
     def mapping(self, head: list[Any], value: dict[Any, Any], path: str, depth: int) -> list[Any]:
         for key, item in value.items():
-            if type(key) is str:
-                below = f"{path}.{key}" if path else key
-            else:
-                below = f"{path}[{key!r}]"
+            below = f"{path}[{key!r}]" if type(key) is not str else f"{path}.{key}" if path else key
             head.append(self.key(key, below, depth))
             head.append(self.node(item, below, depth + 1))
         return head
@@ -190,7 +191,7 @@ class _Packer:
         before = len(self.tensors)
         node = self.node(key, path, depth + 1)
         if len(self.tensors) != before:
-            raise TypeError(f"{path}: a tensor can't be a key or the member of a set in the training state; its identity would be lost")
+            raise TypeError(f"{path}: a tensor can't be a key or a member of a set in the training state")
         return node
 
     def tensor(self, value: Tensor, path: str) -> list[Any]:
@@ -198,7 +199,9 @@ class _Packer:
             raise _unsupported(value, path)
         if value.layout is not torch.strided or value.is_quantized or value.dtype not in NAME_OF_DTYPE or value.is_meta:
             what = "on the meta device" if value.is_meta else f"of layout {value.layout} and dtype {value.dtype}"
-            raise TypeError(f"{path or 'the state'}: a tensor {what} can't be part of the training state; make it dense and real")
+            raise TypeError(
+                f"{path or 'the state'}: a tensor {what} can't be part of the training state; make it dense and real"
+            )
         # A lazy conjugate or negation is a flag on the tensor object and not in its bytes.
         return [Code.TENSOR, self.slot(value.detach().resolve_conj().resolve_neg())]
 
@@ -246,16 +249,13 @@ def _unsupported(value: Any, path: str) -> TypeError:
     else:
         what = f"an object of type {type(value).__module__}.{type(value).__qualname__}"
     return TypeError(
-        f"{_shorten(path) or 'the state'}: {what} can't be part of the training state; it is kept as plain data and tensors and never "
-        "pickled: store the values needed to rebuild it, for example its state_dict()"
+        f"{_shorten(path) or 'the state'}: {what} can't be part of the training state; it is kept as plain data and "
+        "tensors and never pickled: store the values needed to rebuild it, for example its state_dict()"
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- unpacking
-
-
 def unpack(skeleton: bytes, tensors: list[Tensor]) -> Any:
-    """The tree again, with these tensors in its slots. Raises ValueError if the skeleton is damaged or doesn't fit them."""
+    """The tree again, with these tensors in its slots. Raises ValueError if the skeleton is damaged or doesn't fit."""
     wanted, root = _open(skeleton)
     if len(wanted) != len(tensors):
         raise ValueError(f"the state has {len(wanted)} tensors, but {len(tensors)} were given")
@@ -389,9 +389,6 @@ def _walk(node: Any, place: str, depth: int) -> Iterator[tuple[int, str]]:
             yield from _walk(item, f"{place}/{key!r}", depth + 1)
 
 
-# ------------------------------------------------------------------------------------------------------------------ bytes
-
-
 def host(tensor: Tensor) -> Tensor:
     """The tensor itself if its bytes lie in host memory in order, else a copy for which that is so."""
     return tensor.detach().cpu().contiguous()
@@ -403,7 +400,7 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 
 def view_bytes(tensor: Tensor) -> memoryview:
-    """A tensor's bytes (of its host copy, if it has to be one), writable, without the GIL's holding up whoever reads them."""
+    """A tensor's bytes (of a host copy, if they aren't in host memory in order), writable if they are its own."""
     tensor = host(tensor)
     if tensor.numel() == 0:
         return memoryview(b"")
@@ -417,8 +414,8 @@ def view_bytes(tensor: Tensor) -> memoryview:
 def digest(packed: Packed) -> str:
     """A fingerprint of the state, equal on ranks that hold the same bits.
 
-    It finds accidents, not attacks: CRC-32 of each tensor (4 GB/s, and every single flipped bit changes it), joined by SHA-256.
-    One thread only: all ranks of a node compute it at the same moment, so that a pool would just compete with itself.
+    It finds accidents, not attacks: CRC-32 of each tensor (4 GB/s; any single flipped bit changes it), joined by
+    SHA-256. One thread: all ranks of a node compute it at the same moment, so a pool would compete with itself.
     """
     whole = hashlib.sha256(packed.skeleton)
     for tensor in packed.tensors:
