@@ -1,0 +1,185 @@
+"""The collective libraries, and what differs between them: building a group, and waking whoever is blocked in it.
+
+gloo blocks the calling thread and can't be aborted (its own `abort()` wakes nobody), so its connections are shut down
+under it and the main thread never waits inside it without a way out (`groups`). NCCL and HCCL run operations on the
+device; a wait only enqueues a dependency on a stream, and both libraries have an abort.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evertrain.torch import sockets
+
+GLOO_HOST = "EVERTRAIN_GLOO_HOST"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(eq=False)
+class RawGroup:
+    """A group as the library built it, before it is guarded."""
+
+    group: dist.ProcessGroup
+    """torch's own front of the library: all operations under all of their names."""
+    backend: Any
+    """The library's object behind it."""
+    device: torch.device
+    sockets: list[sockets.Socket] = field(default_factory=list)
+
+
+class Backend(ABC):
+    """One collective library."""
+
+    name: str
+    """What `dist.get_backend()` calls it."""
+    host_waits: bool
+    """True: waiting for an operation blocks the calling thread. False: it only enqueues on a stream."""
+
+    @abstractmethod
+    def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+        """Build the group with all members. Blocks until they are there or the timeout has passed."""
+
+    @abstractmethod
+    def stop(self, raw: RawGroup) -> None:
+        """Wake whoever is blocked in the group, here and at the peers. The group is unusable afterwards."""
+
+    def is_broken(self, error: Exception) -> bool:
+        """Does an error that an operation raised at its start mean that the group is broken, not that its caller
+        passed something wrong?"""
+        return isinstance(error, dist.DistBackendError | dist.DistNetworkError)
+
+    def _front(
+        self, store: dist.Store, rank: int, size: int, kind: Any, device: torch.device, backend: Any
+    ) -> dist.ProcessGroup:
+        group = dist.ProcessGroup(store, rank, size)
+        group._set_default_backend(kind)
+        group._register_backend(device, kind, backend)
+        return group
+
+
+class Gloo(Backend):
+    """gloo on the host's memory.
+
+    Every pair of members is connected while the group is built (`lazy_init` is off), so that its sockets can be told
+    once and for all. Members publish the address they listen on, which identifies the connections between them.
+    """
+
+    name = "gloo"
+    host_waits = True
+
+    def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+        before = sockets.opened()
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=timeout)
+        options._devices = [_gloo_device()]
+        store.set(f"listens/{rank}", "\n".join(sockets.listening(sockets.opened() - before)))
+        backend = dist.ProcessGroupGloo(store, rank, size, options)
+        listeners = {line for peer in range(size) for line in store.get(f"listens/{peer}").decode().splitlines()}
+        device = torch.device("cpu")
+        front = self._front(store, rank, size, dist.ProcessGroup.BackendType.GLOO, device, backend)
+        return RawGroup(front, backend, device, sockets.between(sockets.opened() - before, listeners))
+
+    def stop(self, raw: RawGroup) -> None:
+        sockets.half_close(raw.sockets)
+
+    def is_broken(self, error: Exception) -> bool:
+        # Errors of gloo itself name the place in its source; complaints about arguments don't.
+        return super().is_broken(error) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
+def _gloo_device() -> Any:
+    host, interface = os.environ.get(GLOO_HOST), os.environ.get(GLOO_INTERFACE)
+    if host or not interface:
+        return dist.ProcessGroupGloo.create_device(hostname=host or "127.0.0.1", lazy_init=False)
+    return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0], lazy_init=False)
+
+
+class Nccl(Backend):
+    """NCCL on NVIDIA devices. Written against torch's documented calls; not run on hardware by this project's tests."""
+
+    name = "nccl"
+    host_waits = False
+
+    def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout)
+        backend = dist.ProcessGroupNCCL(store, rank, size, options)
+        device = torch.device("cuda", torch.cuda.current_device())
+        front = self._front(store, rank, size, dist.ProcessGroup.BackendType.NCCL, device, backend)
+        # The communicator is formed now, not in the first step: a peer that is gone shows up while groups are built.
+        backend.eager_connect_single_device(device)
+        return RawGroup(front, backend, device)
+
+    def stop(self, raw: RawGroup) -> None:
+        raw.backend.abort()
+
+
+class Hccl(Backend):
+    """HCCL on Ascend devices, by torch_npu's own recovery calls. Not run on hardware by this project's tests.
+
+    `stop_device` makes everything that runs on the device return with an error, `abort_hccl_comm` ends the
+    communicators, and before the device is used again `restart_device` has to bring it back.
+    """
+
+    name = "hccl"
+    host_waits = False
+
+    def __init__(self) -> None:
+        self._stopped: set[int] = set()
+
+    def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+        import torch_npu
+        from torch_npu._C._distributed_c10d import ProcessGroupHCCL
+
+        index = torch_npu.npu.current_device()
+        if index in self._stopped:
+            torch_npu.npu.restart_device(index)
+            self._stopped.discard(index)
+        options = ProcessGroupHCCL.Options()
+        options._timeout = timedelta(seconds=timeout)
+        backend = ProcessGroupHCCL(store, rank, size, options)
+        device = torch.device("npu", index)
+        front = self._front(store, rank, size, dist.ProcessGroup.BackendType.CUSTOM, device, backend)
+        return RawGroup(front, backend, device)
+
+    def stop(self, raw: RawGroup) -> None:
+        import torch_npu
+
+        torch_npu.npu.stop_device(raw.device.index)
+        self._stopped.add(raw.device.index)
+        raw.backend.abort_hccl_comm("reinit")
+
+    def resume(self, raw: RawGroup) -> None:
+        """Use the communicators of a stopped device again, after `restart_device`, when no peer was lost."""
+        raw.backend.resume_hccl_comm(raw.device.index)
+
+
+_BACKENDS: dict[str, type[Backend]] = {"cpu": Gloo, "cuda": Nccl, "npu": Hccl}
+
+
+def pick(device_type: str) -> Backend:
+    """The library for a kind of device. Raises ValueError or RuntimeError with what is missing."""
+    if device_type not in _BACKENDS:
+        raise ValueError(
+            f"there is no collective library for devices of type {device_type!r}; "
+            f"models may be on {', '.join(_BACKENDS)}"
+        )
+    chosen = _BACKENDS[device_type]
+    available = {
+        "gloo": dist.is_gloo_available,
+        "nccl": dist.is_nccl_available,
+        "hccl": lambda: hasattr(torch, "npu"),
+    }[chosen.name]
+    if not available():
+        raise RuntimeError(
+            f"the model is on {device_type!r}, which needs {chosen.name}, but this torch {torch.__version__} "
+            f"was built without it{' (import torch_npu first)' if chosen is Hccl else ''}"
+        )
+    return chosen()
