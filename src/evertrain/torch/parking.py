@@ -152,32 +152,35 @@ def _asker() -> str:
 
 
 class _WatchedEnviron(os._Environ):
-    """`os.environ` of a parked process. Everything that mappings offer comes down to these methods."""
+    """`os.environ` of a parked process. Everything that mappings offer comes down to these methods.
+
+    No super(): the object has become a plain `os._Environ` again when the wait is over.
+    """
 
     def __getitem__(self, key: Any) -> Any:
         _waits_if_rank(key, "reads")
-        return super().__getitem__(key)
+        return os._Environ.__getitem__(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         # Otherwise the promotion would overwrite what the script meant to be the last word.
         _waits_if_rank(key, "sets")
-        super().__setitem__(key, value)
+        os._Environ.__setitem__(self, key, value)
 
     def __delitem__(self, key: Any) -> None:
         _waits_if_rank(key, "deletes")
-        super().__delitem__(key)
+        os._Environ.__delitem__(self, key)
 
     def __iter__(self) -> Iterator:
         wait_for_rank("reads the whole environment")
-        return super().__iter__()
+        return os._Environ.__iter__(self)
 
     def __len__(self) -> int:
         wait_for_rank("reads the whole environment")
-        return super().__len__()
+        return os._Environ.__len__(self)
 
     def __repr__(self) -> str:
         wait_for_rank("reads the whole environment")
-        return super().__repr__()
+        return os._Environ.__repr__(self)
 
 
 def _waits_if_rank(key: Any, verb: str) -> None:

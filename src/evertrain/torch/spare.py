@@ -98,7 +98,7 @@ def warm_up() -> None:
         for part in (_train_step, _collective, _loader):
             _try(f"warm-up ({part.__name__.strip('_')})", part)
     torch.default_generator.set_state(fresh)
-    # These two a fresh process seeds from the operating system.
+    # Torch seeded its own from the operating system when it was imported; these two are seeded likewise.
     random.seed()
     if has_numpy:
         sys.modules["numpy.random"].seed()
@@ -165,12 +165,15 @@ def _collective() -> None:
     import torch
     import torch.distributed as dist
 
+    show_exception = sys.excepthook
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         dist.all_reduce(torch.ones(8))
         dist.barrier()
     finally:
         dist.destroy_process_group()
+        # The group has put "[rank0]:" in front of every later traceback.
+        sys.excepthook = show_exception
 
 
 def _loader() -> None:
