@@ -49,22 +49,30 @@ class StepClock:
     """The longest step of the job, learned from samples.
 
     Samples are taken about ten times within the detection bound, so shorter steps are not resolved; they don't matter,
-    because the bound is the lower limit of all patience anyway. The first step of a process is left out (compilation,
-    caches), and so is one that was interrupted by a recovery or contained a section announced as slow.
+    because the bound is the lower limit of all patience anyway. A step that was interrupted by a recovery or contained
+    a section announced as slow is left out. The first step of a process is not typical (compilation, caches); it counts
+    only as long as there is no other.
     """
 
-    longest: float = 0.0
+    _usual: float = 0.0
+    _first: float = 0.0
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
 
+    @property
+    def longest(self) -> float:
+        return self._usual or self._first
+
     def feed(self, process: int, sample: Sample, now: float) -> None:
-        if sample.is_slow or sample.activity in _EXEMPT or sample.steps_done == 0:
+        if sample.is_slow or sample.activity in _EXEMPT:
             self._steps.pop(process, None)
             return
-        done, since = self._steps.get(process, (0, now))
-        if done == 0:
-            self._steps[process] = (sample.steps_done, now)
-        elif sample.steps_done > done:
-            self.longest = max(self.longest, (now - since) / (sample.steps_done - done))
+        done, since = self._steps.setdefault(process, (sample.steps_done, now))
+        if sample.steps_done > done:
+            took = (now - since) / (sample.steps_done - done)
+            if done == 0:
+                self._first = max(self._first, took)
+            else:
+                self._usual = max(self._usual, took)
             self._steps[process] = (sample.steps_done, now)
 
     def forget(self, process: int) -> None:

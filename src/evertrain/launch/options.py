@@ -91,8 +91,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "max_restarts", RECOVERY, convert=int, default=3, check=_not_negative, metavar="N",
         help="how often the whole job may be restarted before the launcher gives up (default 3; torchrun has 0: there "
-        "a restart begins anew unless the script sees to it, here it resumes from the newest checkpoint). Replacing one "
-        "process is not a restart and is not counted",
+        "a restart begins anew unless the script sees to it, here it resumes from the newest checkpoint). Replacing "
+        "one process is not a restart and is not counted",
     ),
     own(
         "bound", RECOVERY, convert=float, default=2.0, check=_positive, metavar="SECONDS",

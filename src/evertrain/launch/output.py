@@ -28,9 +28,9 @@ _LONGEST_LINE = 65536
 """A line longer than this is passed on in pieces."""
 _BEHIND = 1 << 20
 """A writer with so many bytes in its queue is behind."""
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?!$))")
-"""A line and its end. Progress bars end their lines with a bare carriage return; one at the very end of what has
-arrived may be half of a CRLF, so it waits."""
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""Progress bars end their lines with a bare carriage return; one at the very end of what has arrived may be half of a
+CRLF, so it waits."""
 
 
 class Writer:
@@ -156,8 +156,8 @@ class Stream:
         if route is None or not self._partial:
             return
         taken, lines = 0, []
-        for match in _LINE.finditer(self._partial):
-            lines.append(match[0])
+        for match in _LINE_END.finditer(self._partial):
+            lines.append(self._partial[taken : match.end()])
             taken = match.end()
         rest = self._partial[taken:]
         while len(rest) > _LONGEST_LINE:
