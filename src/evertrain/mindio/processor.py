@@ -28,7 +28,7 @@ class Refused(Exception):
 
 
 class StoreCancelled(Exception):
-    """A wait on the store was given up: its generation is over, or time ran out."""
+    """A wait on the store was given up: its generation is over."""
 
 
 class Processor:
@@ -135,7 +135,7 @@ class Processor:
             self.send(request(number))
             reply = answer.get(timeout=timeout)
         except queue.Empty:
-            raise StoreCancelled(f"no answer from the store within {timeout:g} s") from None
+            raise TimeoutError(f"no answer from the store within {timeout:g} s") from None
         finally:
             with self._waiting_lock:
                 self._waiting.pop(number, None)

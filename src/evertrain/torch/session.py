@@ -23,8 +23,9 @@ from evertrain.mindio.board import Board
 from evertrain.mindio.classify import classify
 from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
 from evertrain.mindio.timing import Timing
-from evertrain.torch import codec, groups, repair
+from evertrain.torch import backends, codec, groups, repair
 from evertrain.torch.checkpoint import CheckpointError, Checkpoints
+from evertrain.torch.default_group import install_default, uninstall_default
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
 from evertrain.torch.reducer import Reducer
@@ -60,6 +61,7 @@ class Session:
         self._state, self._reducer, self._injector = state, reducer, injector
         self._interrupter, self._checkpoints, self.seed = interrupter, checkpoints, seed
         self._on_go = on_go
+        self._backend = backends.pick(next(state.model.parameters()).device.type)
         self._group: groups.GuardedGroup | None = None
         self._cancel = threading.Event()
         self._taken = -1  # attempt of the newest Stop that this thread has answered
@@ -250,6 +252,7 @@ class Session:
                 join.members.index(self.rank),
                 len(join.members),
                 store,
+                self._backend,
                 timeout=self._timing.group,
                 cancelled=self._cancel,
                 on_broken=self._on_broken,
@@ -317,7 +320,7 @@ class Session:
     def _go(self) -> None:
         assert self._group is not None
         self._reducer.attach(self._group)
-        groups.install_default(self._group)
+        install_default(self._group)
         self._fresh, self._clean, self._resume_due = False, True, True
         self._broken = ""
         self._state.snapshot()
@@ -340,7 +343,7 @@ class Session:
     def _abandon_group(self) -> None:
         if self._group is not None:
             self._reducer.attach(None)
-            groups.uninstall_default()
+            uninstall_default()
             self._group.stop()
             self._group = None
 

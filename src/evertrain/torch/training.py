@@ -103,6 +103,7 @@ class Training:
         self._state = TrainingState(model, optimizer, scheduler, scaler, extra)
         self._checkpoints = Checkpoints(Path(directory), keep, on_result=self._on_checkpoint) if directory else None
         self._feeds: dict[str, Feed] = {}
+        self._loaders: dict[str, Iterable[Any]] = {}
         self._calls = 0
         board_fd = os.environ.get(BOARD_FD)
         self._board = Board(int(board_fd)) if board_fd else Board()
@@ -237,7 +238,7 @@ class Training:
 
     def _feed(self, name: str, loader: Iterable[Any]) -> Feed:
         feed = self._feeds.get(name)
-        if feed is None or feed.loader is not loader:
+        if feed is None or self._loaders[name] is not loader:
             if feed is not None:
                 feed.close()
             feed = Feed(
@@ -246,7 +247,7 @@ class Training:
                 world_size=self.world_size,
                 reseed_epoch=lambda epoch: rng.reseed(self.seed, _EPOCH, self.rank, epoch),
             )
-            self._feeds[name] = feed
+            self._feeds[name], self._loaders[name] = feed, loader
         feed.seek(*self._state.positions.get(name, (0, 0)))
         return feed
 
