@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import signal
 import threading
 import time
 
@@ -25,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from evertrain.torch import rng
 from evertrain.torch.data import Feed
-from evertrain.torch.interrupt import SIGNAL
+from evertrain.torch.interrupt import Interrupted, Interrupter
 
 SIZE = 14
 
@@ -408,24 +407,26 @@ def test_what_nobody_counts_writes_to_is_loaded_again(feed_of):
 # --- interrupts ------------------------------------------------------------------------------------------------------
 
 
-class Stopped(BaseException):
-    pass
-
-
 @pytest.fixture
-def raising_signal():
-    def handler(*_):
-        raise Stopped
+def interrupter():
+    """The real one: an interrupt can get lost in a destructor, so it is repeated until it is acknowledged."""
+    interrupter = Interrupter()
+    interrupter.install()
+    yield interrupter
+    interrupter.acknowledge()
+    interrupter.uninstall()
 
-    before = signal.signal(SIGNAL, handler)
-    yield
-    signal.signal(SIGNAL, before)
 
-
-def interrupt_after(seconds: float) -> None:
-    """Send the signal to this thread, from another one."""
-    target = threading.get_ident()
-    threading.Timer(seconds, signal.pthread_kill, (target, SIGNAL)).start()
+def interrupt_after(seconds: float, interrupter: Interrupter, code) -> None:
+    """Call `code` again and again until it is interrupted."""
+    timer = threading.Timer(seconds, interrupter.request)
+    timer.start()
+    with pytest.raises(Interrupted):
+        interrupter.arm()
+        while True:
+            code()
+    timer.join()
+    interrupter.acknowledge()
 
 
 class Slow(Noisy):
@@ -435,25 +436,24 @@ class Slow(Noisy):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_interrupt_inside_the_loader_loses_and_repeats_nothing(workers, feed_of, raising_signal):
+def test_an_interrupt_inside_the_loader_loses_and_repeats_nothing(workers, feed_of, interrupter):
     expected = serve(feed_of(DataLoader(Slow(6), batch_size=2, shuffle=True, num_workers=workers)), 4)
     feed = feed_of(DataLoader(Slow(6), batch_size=2, shuffle=True, num_workers=workers))
     served = serve(feed, 1)
-    interrupt_after(0.05)
-    with pytest.raises(Stopped):
-        while True:
-            feed.take(2)
-            feed.seek(0, 0)
+
+    def code():
+        feed.take(2)
+        feed.seek(0, 0)
+
+    interrupt_after(0.05, interrupter, code)
     feed.seek(0, 1)
     disturb()
     assert_same(served + serve(feed, 3), expected)
 
 
-def test_leaving_a_busy_loader_does_not_wait_for_its_workers(feed_of, raising_signal):
+def test_leaving_a_busy_loader_does_not_wait_for_its_workers(feed_of, interrupter):
     feed = feed_of(DataLoader(Slow(40), batch_size=10, num_workers=1))
-    interrupt_after(0.3)
-    with pytest.raises(Stopped):
-        feed.take()
+    interrupt_after(0.3, interrupter, feed.take)
     start = time.monotonic()
     feed.seek(0, 0)
     assert time.monotonic() - start < 0.2  # the worker has another 0.7 s to sleep
@@ -461,21 +461,23 @@ def test_leaving_a_busy_loader_does_not_wait_for_its_workers(feed_of, raising_si
     assert psutil.Process().children() == []
 
 
-def test_interrupts_at_any_moment(feed_of, raising_signal):
+def test_interrupts_at_any_moment(feed_of, interrupter):
     make = RANDOM_LOADERS["augmented"]
     expected = serve(feed_of(make()), 12)
     feed = feed_of(make(num_workers=1))
     noted = (0, (0, 0))  # batches consumed, and the position; one object, so that an interrupt can't part them
+
+    def step():
+        nonlocal noted
+        completed, position = noted
+        feed.seek(*position)
+        assert torch.equal(feed.take()[0], expected[completed])
+        feed.commit()
+        # An interrupt before this line leaves the rank a step behind its feed.
+        noted = (completed + 1, feed.position) if completed < 11 else (0, (0, 0))
+
     for number in range(40):
-        with pytest.raises(Stopped):
-            interrupt_after(number * 0.003)
-            while True:
-                completed, position = noted
-                feed.seek(*position)
-                assert torch.equal(feed.take()[0], expected[completed])
-                feed.commit()
-                # An interrupt before this line leaves the rank a step behind its feed.
-                noted = (completed + 1, feed.position) if completed < 11 else (0, (0, 0))
+        interrupt_after(number * 0.003, interrupter, step)
         completed, position = noted
         feed.seek(*position)
         if number % 3 == 0:
