@@ -159,12 +159,13 @@ def _find_module(name: str) -> tuple[CodeType, ModuleType]:
 
 
 def _from_spec(spec: importlib.machinery.ModuleSpec) -> tuple[CodeType, ModuleType]:
-    code = spec.loader.get_code(spec.name)
+    get_code = getattr(spec.loader, "get_code", None)
+    code = get_code and get_code(spec.name)
     if code is None:
         _refuse(f"evertrain: no code object available for {spec.name}")
     main = _new_main()
     main.__file__ = spec.origin
-    main.__cached__ = spec.cached
+    main.__dict__["__cached__"] = spec.cached
     main.__loader__ = spec.loader
     main.__package__ = spec.parent
     # Tells multiprocessing's children to import the module by its name.

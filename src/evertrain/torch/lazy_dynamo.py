@@ -22,6 +22,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib.abc import Loader
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -91,7 +92,7 @@ def _load(module: _LightModule, wanted: str) -> None:
             state.clear()
             state.update(light)
             raise
-        module.__class__ = ModuleType
+        module.__class__ = ModuleType  # type: ignore[assignment]
         del state["_loading_thread"], state["_real_spec"]
 
 
@@ -131,11 +132,13 @@ def _disabled(fn: Callable, module: ModuleType, recursive: bool, reason: str | N
     if wrapping:
         functools.update_wrapper(call, fn)
     # What the compiler looks for in a function before it traces into it.
-    call._torchdynamo_disable = True
-    call._torchdynamo_disable_msg = reason
-    call._torchdynamo_orig_callable = fn
-    call._torchdynamo_wrapper_id = id(call)
-    call._torchdynamo_disable_recursive = recursive
+    call.__dict__.update(
+        _torchdynamo_disable=True,
+        _torchdynamo_disable_msg=reason,
+        _torchdynamo_orig_callable=fn,
+        _torchdynamo_wrapper_id=id(call),
+        _torchdynamo_disable_recursive=recursive,
+    )
     return call
 
 
@@ -178,7 +181,7 @@ class _Finder:
         return None
 
 
-class _LightLoader:
+class _LightLoader(Loader):
     def __init__(self, real: importlib.machinery.ModuleSpec) -> None:
         self._real = real
 
@@ -197,7 +200,7 @@ class _LightLoader:
         module.__class__ = _LightModule
 
 
-class _ExistingLoader:
+class _ExistingLoader(Loader):
     """Hands out a module that is already there, untouched."""
 
     def __init__(self, module: ModuleType) -> None:
