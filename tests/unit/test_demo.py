@@ -64,6 +64,16 @@ def test_it_is_killed_in_the_end_even_without_a_spare(tmp_path: Path, monkeypatc
     assert killed == [7]
 
 
+def test_detection_is_timed_from_the_kill(tmp_path: Path) -> None:
+    killer = demo.Killer(rank=1, steps=100, events=tmp_path / "events.jsonl")
+    killer._killed_at = 50.0
+    incident = {"faults": [{"rank": 1}], "phases_ms": {"detect": 0.1, "stop": 20.0}, "total_ms": 20.1}
+    events = [{"event": "fault", "rank": 0, "t": 1.0}, {"event": "fault", "rank": 1, "t": 50.004}]
+    timed = killer.timed(incident, events)
+    assert timed["phases_ms"]["detect"] == pytest.approx(4.0) and timed["total_ms"] == pytest.approx(24.0)
+    assert list(timed["phases_ms"]) == ["detect", "stop"]
+
+
 def test_a_missing_script_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["/does/not/exist.py"]) == 2
     assert "/does/not/exist.py" in capsys.readouterr().err

@@ -27,7 +27,7 @@ EXAMPLE = Path("examples") / "pytorch" / "train.py"
 LINES = 6  # of progress in each run
 
 PHASES = {
-    "detect": "the launcher sees that the process is dying, before the system has cleaned up after it",
+    "detect": "from the kill until the launcher knows; the system still cleans up after the process",
     "decide": "the controller chooses the finest strategy that can help",
     "stop": "the survivors leave what they are doing, even in the middle of a collective",
     "dump": "a checkpoint is written, to be safe",
@@ -101,7 +101,7 @@ def _demo(script: Path, args: argparse.Namespace, folder: Path) -> int:
 
     print(_bold("\n3. The recovery, as the controller recorded it."))
     for incident in incidents:
-        _show_incident(incident)
+        _show_incident(killer.timed(incident, killed.events))
 
     print(_bold("\n4. The proof: SHA-256 of what each rank has at the end."))
     same = _show_proof(calm, killed)
@@ -120,6 +120,7 @@ class Killer:
     def __init__(self, rank: int, steps: int, events: Path) -> None:
         self.rank, self._events = rank, events
         self._earliest, self._latest = steps // 2, steps * 3 // 4
+        self._killed_at = 0.0
         self.done = False
 
     def watch(self, step: int) -> None:
@@ -129,9 +130,23 @@ class Killer:
         if step < self._latest and not any(e["event"] == "spare" and e["ready"] for e in events):
             return
         pid = next(e["pid"] for e in reversed(events) if e["event"] == "started" and e["rank"] == self.rank)
+        self._killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         self.done = True
         print(_bold(f"   kill -9 {pid}") + f"   rank {self.rank} is gone, with everything that was in its memory")
+
+    def timed(self, incident: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
+        """The incident with its first phase measured from the kill: the launcher knows only when it noticed.
+
+        All processes of a machine share the clock.
+        """
+        seen = [event["t"] for event in events if event["event"] == "fault" and event["rank"] == self.rank]
+        if not seen or incident["faults"][0]["rank"] != self.rank:
+            return incident
+        phases = incident["phases_ms"]
+        detect = (seen[0] - self._killed_at) * 1000
+        total = incident["total_ms"] - phases["detect"] + detect
+        return incident | {"phases_ms": phases | {"detect": detect}, "total_ms": total}
 
 
 def _train(script: Path, args: argparse.Namespace, events: Path, on_step: Callable[[int], None] | None = None) -> Run:
