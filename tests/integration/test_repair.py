@@ -169,14 +169,13 @@ def test_several_targets_and_several_sources(tmp_path):
 
 
 def announce_nonsense(group, rank):
-    tag = repair.FIRST_TAG
     for size, total, text in ((1 << 40, 0, "can't be one"), (None, 5, "announces 5 bytes")):
         skeleton = codec.pack([torch.ones(2)]).skeleton
         if rank == 0:
             sizes = repair.SIZES.pack(size or len(skeleton), total)
-            group.send([repair._bytes_tensor(sizes)], 1, tag).wait()
+            group.send([repair._bytes_tensor(sizes)], 1, repair.SIZES_TAG).wait()
             if size is None:
-                group.send([repair._bytes_tensor(skeleton)], 1, tag + 1).wait()
+                group.send([repair._bytes_tensor(skeleton)], 1, repair.SKELETON_TAG).wait()
         else:
             with pytest.raises(ValueError, match=text):
                 repair.receive_state(group, 0)

@@ -65,9 +65,9 @@ class Code(IntEnum):
 
 
 PLAIN = frozenset((type(None), bool, float, bytes))
-SEQUENCES = {list: Code.LIST, tuple: Code.TUPLE}
-SETS = {set: Code.SET, frozenset: Code.FROZENSET}
-MAPPINGS = {dict: Code.DICT, OrderedDict: Code.ORDERED_DICT, Counter: Code.COUNTER}
+SEQUENCES: dict[type, Code] = {list: Code.LIST, tuple: Code.TUPLE}
+SETS: dict[type, Code] = {set: Code.SET, frozenset: Code.FROZENSET}
+MAPPINGS: dict[type, Code] = {dict: Code.DICT, OrderedDict: Code.ORDERED_DICT, Counter: Code.COUNTER}
 BUILDERS = {code: kind for kind, code in (SEQUENCES | SETS | MAPPINGS).items()}
 FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, bytes, list, tuple, dict, set, frozenset)}
 DTYPES: dict[str, torch.dtype] = {
@@ -283,7 +283,7 @@ def places(skeleton: bytes) -> list[str]:
     wanted, root = _open(skeleton)
     found = [""] * len(wanted)
     try:
-        for slot, place in _walk(root, "", 0):
+        for slot, place in _walk(root, "", 0) if type(root) is list else ():
             found[slot] = place
     except (TypeError, IndexError, ValueError) as error:
         raise ValueError(f"the description of the training state is damaged: {error}") from error
@@ -331,8 +331,9 @@ def _build(node: Any, tensors: list[Tensor], depth: int) -> Any:
     if code is Code.ARRAY:
         return _array(tensors[_slot(first)], *rest)
     if code is Code.SCALAR:
+        (data,) = rest
         dtype = _array_dtype(first)
-        return numpy.frombuffer(*rest, dtype=dtype)[0]
+        return numpy.frombuffer(data, dtype=dtype)[0]
     if code is Code.DTYPE:
         return DTYPES[first]
     if code is Code.DEVICE and type(first) is str:
@@ -372,8 +373,8 @@ def _array(tensor: Tensor, name: str, shape: list[int]) -> Any:
     return numpy.frombuffer(bytearray(view_bytes(tensor)), dtype=dtype).reshape(shape)
 
 
-def _walk(node: Any, place: str, depth: int) -> Iterator[tuple[int, str]]:
-    if type(node) is not list or not node:
+def _walk(node: list[Any], place: str, depth: int) -> Iterator[tuple[int, str]]:
+    if not node:
         return
     if depth > MAX_DEPTH:
         raise ValueError("nested too deep")
@@ -381,12 +382,14 @@ def _walk(node: Any, place: str, depth: int) -> Iterator[tuple[int, str]]:
     if code in (Code.TENSOR, Code.ARRAY):
         yield _slot(node[1]), place
     elif code in (Code.LIST, Code.TUPLE, Code.DEQUE):
-        for index, item in enumerate(node[1:]):
-            yield from _walk(item, f"{place}/{index}", depth + 1)
+        for index, item in enumerate(node):
+            if type(item) is list:
+                yield from _walk(item, f"{place}/{index}", depth + 1)
     elif code in (Code.DICT, Code.ORDERED_DICT, Code.COUNTER, Code.DEFAULT_DICT):
         start = 2 if code == Code.DEFAULT_DICT else 1
         for key, item in zip(node[start::2], node[start + 1 :: 2], strict=True):
-            yield from _walk(item, f"{place}/{key!r}", depth + 1)
+            if type(item) is list:
+                yield from _walk(item, f"{place}/{key!r}", depth + 1)
 
 
 def host(tensor: Tensor) -> Tensor:

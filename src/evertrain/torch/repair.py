@@ -5,16 +5,18 @@ is sent from where it lies and received where it belongs, all of them under way 
 copied out of the socket the next is copied in, which is a third faster than one message for all. For a small tensor
 the fixed price of a message outweighs a copy, so small ones travel together in batches.
 
-The order of messages, the same on both sides: 16 bytes of sizes, the skeleton, the pieces of big tensors, the batches
-of small ones. Each has a tag of its own, so that none waits for another. `group` is anything with the `send` and `recv`
-of a torch ProcessGroup; with one whose `wait` can be interrupted, an exception leaves these functions at once.
+Both sides derive the messages from the skeleton: 16 bytes of sizes, the skeleton, then batches and pieces, each with a
+tag of its own, so that none waits for another. The first batches are posted before the pieces: they are put together
+while the receiver still reads the skeleton and taken apart while the pieces arrive. `group` is anything with the
+`send` and `recv` of a torch ProcessGroup; with one whose `wait` can be interrupted, an exception leaves at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,10 +28,11 @@ MIB = 1 << 20
 BIG = MIB // 4
 BATCH = 4 * MIB
 BATCHES_UNDER_WAY = 4
-ALIGNMENT = 16
 SIZES = struct.Struct("<QQ")
 SKELETON_LIMIT = 1 << 31
-FIRST_TAG = 0x5E0000  # far from the small numbers that users' own sends have
+SIZES_TAG = 0x5E0000  # far from the small numbers that users' own sends have
+SKELETON_TAG = SIZES_TAG + 1
+FIRST_TAG = SIZES_TAG + 2
 
 
 class Work(Protocol):
@@ -44,31 +47,33 @@ class Group(Protocol):
 
 def send_state(group: Group, packed: Packed, targets: list[int]) -> None:
     """Send the state to all targets at once; returns when the group has taken all of it."""
-    tags = iter(range(FIRST_TAG, 1 << 31))
 
-    def post(tensor: Tensor) -> list[Work]:
-        tag = next(tags)
+    def post(tensor: Tensor, tag: int) -> list[Work]:
         return [group.send([tensor], target, tag) for target in targets]
 
     total = packed.nbytes
-    works = post(_bytes_tensor(SIZES.pack(len(packed.skeleton), total)))
-    works += post(_bytes_tensor(packed.skeleton))
-    table = [TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in packed.tensors]
-    big, batches = _plan(table)
-    for index in big:
-        for piece in _pieces(host(packed.tensors[index]), total):
-            works += post(piece)
+    works = post(_bytes_tensor(SIZES.pack(len(packed.skeleton), total)), SIZES_TAG)
+    works += post(_bytes_tensor(packed.skeleton), SKELETON_TAG)
+    big, batches = _plan(packed.tensors)
     under_way: deque[list[Work]] = deque()
-    for batch, size in batches:
+
+    def post_batch(number: int) -> None:
         if len(under_way) == BATCHES_UNDER_WAY:
             _wait(under_way.popleft())
-        buffer = torch.empty(size, dtype=torch.uint8)
-        for index, part in _parts(batch, table, buffer):
-            part.copy_(flat_bytes(host(packed.tensors[index])))
-        under_way.append(post(buffer))
+        small = [flat_bytes(host(packed.tensors[index])) for index in batches[number]]
+        under_way.append(post(torch.cat(small), FIRST_TAG + number))
+
+    for number in range(len(batches))[:BATCHES_UNDER_WAY]:
+        post_batch(number)
+    tags = itertools.count(FIRST_TAG + len(batches))
+    for index in big:
+        for piece in _pieces(host(packed.tensors[index]), total):
+            works += post(piece, next(tags))
+    for number in range(len(batches))[BATCHES_UNDER_WAY:]:
+        post_batch(number)
+    while under_way:
+        _wait(under_way.popleft())
     _wait(works)
-    for batch_works in under_way:
-        _wait(batch_works)
 
 
 def receive_state(group: Group, source: int, own: Packed | None = None) -> Packed:
@@ -76,20 +81,19 @@ def receive_state(group: Group, source: int, own: Packed | None = None) -> Packe
 
     If it raises, those tensors may be half written. Whether the bits are right the caller checks with `codec.digest`.
     """
-    tags = iter(range(FIRST_TAG, 1 << 31))
 
-    def post(tensor: Tensor) -> Work:
-        return group.recv([tensor], source, next(tags))
+    def post(tensor: Tensor, tag: int) -> Work:
+        return group.recv([tensor], source, tag)
 
     sizes = torch.empty(SIZES.size, dtype=torch.uint8)
-    announced = post(sizes)
+    announced = post(sizes, SIZES_TAG)
     reusable = _reusable(own)
     announced.wait()
     skeleton_size, total = SIZES.unpack(view_bytes(sizes))
     if skeleton_size > SKELETON_LIMIT:
         raise ValueError(f"rank {source} announces a state description of {skeleton_size} bytes: that can't be one")
     description = torch.empty(skeleton_size, dtype=torch.uint8)
-    post(description).wait()
+    post(description, SKELETON_TAG).wait()
     skeleton = bytes(view_bytes(description))
     table = specs(skeleton)
     if nbytes(table) != total:
@@ -99,61 +103,53 @@ def receive_state(group: Group, source: int, own: Packed | None = None) -> Packe
         for place, spec in zip(places(skeleton), table, strict=True)
     ]
     big, batches = _plan(table)
-    works = [post(piece) for index in big for piece in _pieces(tensors[index], total)]
-    under_way: deque[tuple[Work, list[int], Tensor]] = deque()
+    under_way: deque[tuple[Work, Tensor, list[int]]] = deque()
 
-    def scatter(work: Work, batch: list[int], buffer: Tensor) -> None:
+    def post_batch(number: int) -> None:
+        if len(under_way) == BATCHES_UNDER_WAY:
+            take_apart()
+        buffer = torch.empty(nbytes(table[index] for index in batches[number]), dtype=torch.uint8)
+        under_way.append((post(buffer, FIRST_TAG + number), buffer, batches[number]))
+
+    def take_apart() -> None:
+        work, buffer, batch = under_way.popleft()
         work.wait()
-        for index, part in _parts(batch, table, buffer):
+        for index, part in zip(batch, buffer.split([table[index].nbytes for index in batch]), strict=True):
             flat_bytes(tensors[index]).copy_(part)
 
-    for batch, size in batches:
-        if len(under_way) == BATCHES_UNDER_WAY:
-            scatter(*under_way.popleft())
-        buffer = torch.empty(size, dtype=torch.uint8)
-        under_way.append((post(buffer), batch, buffer))
+    for number in range(len(batches))[:BATCHES_UNDER_WAY]:
+        post_batch(number)
+    tags = itertools.count(FIRST_TAG + len(batches))
+    works = [post(piece, next(tags)) for index in big for piece in _pieces(tensors[index], total)]
+    for number in range(len(batches))[BATCHES_UNDER_WAY:]:
+        post_batch(number)
+    while under_way:
+        take_apart()
     _wait(works)
-    for entry in under_way:
-        scatter(*entry)
     return Packed(skeleton, tensors)
 
 
-def _plan(table: list[TensorSpec]) -> tuple[list[int], list[tuple[list[int], int]]]:
-    """Which tensors travel alone, and the batches of the others with their sizes: the same answer on both sides."""
+def _plan(tensors: Sequence[Tensor | TensorSpec]) -> tuple[list[int], list[list[int]]]:
+    """Which tensors travel alone and which in what batch: the same answer on both sides."""
     big: list[int] = []
-    batches: list[tuple[list[int], int]] = []
-    batch: list[int] = []
-    size = 0
-    for index, spec in enumerate(table):
-        if spec.nbytes >= BIG:
+    batches: list[list[int]] = []
+    room = 0
+    for index, tensor in enumerate(tensors):
+        size = tensor.nbytes
+        if size >= BIG:
             big.append(index)
-        elif spec.nbytes:
-            if size + spec.nbytes > BATCH:
-                batches.append((batch, size))
-                batch, size = [], 0
-            batch.append(index)
-            size += _aligned(spec.nbytes)
-    if batch:
-        batches.append((batch, size))
+        elif size:
+            if size > room:
+                batches.append([])
+                room = BATCH
+            batches[-1].append(index)
+            room -= size
     return big, batches
 
 
 def _pieces(tensor: Tensor, total: int) -> tuple[Tensor, ...]:
     """A big tensor cut up: small enough to overlap, large enough that the number of messages stays small."""
     return flat_bytes(tensor).split(max(1, min(16, total // (32 * MIB))) * MIB)
-
-
-def _parts(batch: list[int], table: list[TensorSpec], buffer: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Where in the batch's buffer each of its tensors lies."""
-    start = 0
-    for index in batch:
-        size = table[index].nbytes
-        yield index, buffer[start : start + size]
-        start += _aligned(size)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _reusable(own: Packed | None) -> dict[tuple[str, TensorSpec], Tensor]:
@@ -184,5 +180,6 @@ def _bytes_tensor(data: bytes) -> Tensor:
 
 
 def _wait(works: list[Work]) -> None:
-    for work in works:
+    """Wait for the last one first: when it is done the others are too, and each of them wakes nobody any more."""
+    for work in reversed(works):
         work.wait()
