@@ -53,13 +53,12 @@ class Session:
         injector: Injector,
         interrupter: Interrupter,
         checkpoints: Checkpoints | None,
-        seed: int,
         on_go: Callable[[], None],
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self._processor, self._timing, self._board = processor, timing, board
         self._state, self._reducer, self._injector = state, reducer, injector
-        self._interrupter, self._checkpoints, self.seed = interrupter, checkpoints, seed
+        self._interrupter, self._checkpoints = interrupter, checkpoints
         self._on_go = on_go
         self._backend = backends.pick(next(state.model.parameters()).device.type)
         self._group: groups.GuardedGroup | None = None
@@ -201,7 +200,6 @@ class Session:
                 fault=fault,
                 fingerprint=self._state.fingerprint,
                 summary=self._state.summary,
-                seed=self.seed,
                 state_bytes=self._state.nbytes(),
                 checkpoint=newest,
             )

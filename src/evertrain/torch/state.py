@@ -1,6 +1,6 @@
 """The state of a training run: what rolls back together, what a replacement receives, what a checkpoint holds.
 
-It has two parts. The *core* (parameters and optimizer state) is the same on every rank of a data-parallel job, so its
+It has two parts. The *core* (seed, parameters and optimizer state) is the same on every rank of a data-parallel job, so its
 digest can be compared between ranks. The *rest* (buffers, scheduler, scaler, extra objects, data position, step) goes
 along with it.
 
@@ -37,8 +37,10 @@ class TrainingState:
         scheduler: Any = None,
         scaler: Any = None,
         extra: Mapping[str, Any] | Sequence[Any] | None = None,
+        seed: int = 0,
     ) -> None:
         self.model = model
+        self.seed = seed
         self.optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         for item in self.optimizers:
             if not isinstance(item, torch.optim.Optimizer):
@@ -101,12 +103,14 @@ class TrainingState:
 
     def core(self) -> codec.Packed:
         """References to the live tensors, parameters first."""
-        return codec.pack(
-            {
-                "params": {name: param.detach() for name, param in self._params.items()},
-                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            }
-        )
+        return codec.pack(self._core())
+
+    def _core(self) -> dict[str, Any]:
+        return {
+            "params": {name: param.detach() for name, param in self._params.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "seed": self.seed,
+        }
 
     def _rest(self) -> dict[str, Any]:
         return {
@@ -120,9 +124,7 @@ class TrainingState:
     def tree(self) -> dict[str, Any]:
         """Everything, to be sent or saved."""
         rest = self._rest()
-        return {
-            "params": {name: param.detach() for name, param in self._params.items()},
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        return self._core() | {
             "rest": rest,
             "rest_digest": codec.digest(codec.pack(rest)),
             "fingerprint": self.fingerprint,
@@ -150,6 +152,7 @@ class TrainingState:
         for name, item in self._named.items():
             item.load_state_dict(rest["named"][name])
         self._load_scaler(rest["scaler"])
+        self.seed = tree["seed"]
         self.step = rest["step"]
         self.positions = {name: (epoch, index) for name, (epoch, index) in rest["data"].items()}
         self.clear_gradients()

@@ -36,7 +36,7 @@ from evertrain.mindio import faultspec
 from evertrain.mindio.board import BOARD_FD, FAULT_BOARD_FD, Board, FaultBoard
 from evertrain.mindio.processor import Processor
 from evertrain.mindio.timing import Timing
-from evertrain.torch import codec, rng, spare
+from evertrain.torch import codec, parking, rng
 from evertrain.torch.checkpoint import Checkpoints
 from evertrain.torch.data import Feed
 from evertrain.torch.inject import Injector
@@ -48,9 +48,6 @@ from evertrain.torch.unprotected import Unprotected
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_STEP, _EPOCH = 1, 2  # streams of random numbers
-
 
 class MicroBatches(list[Any]):
     """The batches of one step with gradient accumulation."""
@@ -66,7 +63,7 @@ class Training:
         sampler: the loader's sampler; its `set_epoch` is called at each epoch.
         scaler: a `torch.amp.GradScaler`.
         extra: further objects with `state_dict` and `load_state_dict`, by name; they must be the same on all ranks.
-        seed: seed of the random numbers; by default the one of `torch.manual_seed`.
+        seed: seed of the random numbers; by default the one of `torch.manual_seed`. Rank 0's counts for all.
         checkpoint_dir: where periodic and dying-gasp checkpoints go, and where a start looks for the newest one.
         checkpoint_every: steps between periodic checkpoints; 0 for none.
         keep: how many checkpoints are kept.
@@ -86,7 +83,7 @@ class Training:
         checkpoint_every: int = 0,
         keep: int = 3,
     ) -> None:
-        spare.wait_for_rank()
+        parking.wait_for_rank()
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise StateError(
                 "give Training the bare module, not DistributedDataParallel: training.model does the data parallelism"
@@ -100,7 +97,8 @@ class Training:
             raise ValueError("checkpoint_every needs a checkpoint_dir")
         self._sampler = sampler
         self._every = checkpoint_every
-        self._state = TrainingState(model, optimizer, scheduler, scaler, extra)
+        seed = torch.initial_seed() if seed is None else seed
+        self._state = TrainingState(model, optimizer, scheduler, scaler, extra, seed)
         self._checkpoints = Checkpoints(Path(directory), keep, on_result=self._on_checkpoint) if directory else None
         self._feeds: dict[str, Feed] = {}
         self._loaders: dict[str, Iterable[Any]] = {}
@@ -110,17 +108,16 @@ class Training:
         self._inject = _injector(self.rank, self._board)
         self._reducer = Reducer(model, faults=self._inject)
         self.model = Replica(model, self._reducer, faults=self._inject)
-        self.seed = torch.initial_seed() if seed is None else seed
         self._running = False
         self._runner: Session | Unprotected
         if os.environ.get("EVERTRAIN_CONTROLLER"):
-            self._runner = self._protected(keep_seed=seed is not None)
+            self._runner = self._protected()
         else:
             self._runner = Unprotected(self.rank, self.world_size, self._state, self._reducer, self._board)
         for item in self._state.optimizers:
             item.register_step_pre_hook(self._before_update)
 
-    def _protected(self, keep_seed: bool) -> Session:
+    def _protected(self) -> Session:
         host, _, port = os.environ["EVERTRAIN_CONTROLLER"].rpartition(":")
         timing = Timing(**json.loads(os.environ["EVERTRAIN_TIMING"]))
         interrupter = Interrupter()
@@ -144,13 +141,9 @@ class Training:
             injector=self._inject,
             interrupter=interrupter,
             checkpoints=self._checkpoints,
-            seed=self.seed,
             on_go=self._on_go,
         )
         welcome = processor.connect(timeout=timing.start)
-        if welcome.seed is not None and not keep_seed:
-            self.seed = welcome.seed
-            session.seed = welcome.seed
         self._running = welcome.running
         return session
 
@@ -195,7 +188,7 @@ class Training:
             self._inject("data")
             batches = feed.take(accumulate)
             self._board.mark(activities.COMPUTE)
-            rng.reseed(self.seed, _STEP, self.rank, step)
+            rng.reseed(self._state.seed, rng.STEP, self.rank, step)
             yield step, (batches[0] if accumulate == 1 else MicroBatches(batches))
             self._finish_step()
         if self._every:
@@ -245,7 +238,7 @@ class Training:
                 loader,
                 self._sampler,
                 world_size=self.world_size,
-                reseed_epoch=lambda epoch: rng.reseed(self.seed, _EPOCH, self.rank, epoch),
+                reseed_epoch=lambda epoch: rng.reseed(self._state.seed, rng.EPOCH, self.rank, epoch),
             )
             self._feeds[name], self._loaders[name] = feed, loader
         feed.seek(*self._state.positions.get(name, (0, 0)))

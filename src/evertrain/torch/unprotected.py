@@ -57,6 +57,9 @@ class Unprotected:
             if torch.accelerator.is_available():
                 backend = dist.Backend.default_device_backend_map.get(torch.accelerator.current_accelerator().type, backend)
             dist.init_process_group(backend)
+        seed = torch.tensor([self._state.seed], dtype=torch.uint64).view(torch.int64)
+        dist.broadcast(seed, src=0)
+        self._state.seed = int(seed.view(torch.uint64).item())
         for tensor in [*self._state.model.parameters(), *self._state.model.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
         self._reducer.attach(dist.group.WORLD)
