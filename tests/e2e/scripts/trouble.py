@@ -1,0 +1,89 @@
+"""A tiny training script with a mistake of the user in it, chosen by its argument."""
+
+import os
+import resource
+import runpy
+import socket
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from evertrain.torch import Training
+
+trouble, *rest = sys.argv[1:]
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+if trouble == "full-disk":
+    # Every file that grows beyond 100 kB fails, as on a full disk; the checkpoint is larger.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    sys.argv = rest
+    runpy.run_path(rest[0], run_name="__main__")
+    sys.exit()
+
+width = 8
+if trouble == "different-models" and rank == 2:
+    width = 9
+device = "meta" if trouble == "meta" else "cpu"
+torch.manual_seed(rank if trouble == "different-seeds" else 1)
+model = nn.Sequential(nn.Linear(4, width, device=device), nn.Linear(width, 1, device=device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.arange(64 * 4, dtype=torch.float32).view(64, 4) / 256)
+sampler = None if trouble == "no-sampler" else DistributedSampler(data, world_size, rank)
+loader = DataLoader(data, 4, sampler=sampler)
+if trouble == "generator":
+    loader = (batch for batch in loader)
+if trouble == "ddp":
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(model)
+if trouble == "before-training" and rank == 1:
+    raise RuntimeError("the data set is not where it should be")
+extra = {}
+if trouble == "bad-extra":
+    extra = {"thing": nn.Identity(), "function": lambda: None}
+training = Training(model=model, optimizer=optimizer, sampler=sampler, extra=extra)
+
+
+def knock(data: bytes) -> bytes:
+    """Say something to the controller as a stranger would; returns its answer."""
+    host, _, port = os.environ["EVERTRAIN_CONTROLLER"].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as link:
+        link.sendall(data)
+        link.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := link.recv(65536):
+            answer += piece
+        return answer
+
+
+@training.resilient
+def train():
+    for step, (batch,) in training.steps(loader, until=30):
+        if trouble == "strangers" and rank == 0 and step == 5:
+            from evertrain.mindio import protocol
+
+            token = "0" * len(os.environ["EVERTRAIN_TOKEN"])
+            knock(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            knock(os.urandom(4096))
+            knock(b"\xff\xff\xff\xff" + b"x" * 100)
+            hello = protocol.Hello(version=protocol.VERSION, token=token, role="rank", rank=1)
+            print("answer:", protocol.FrameReader().feed(knock(protocol.FrameWriter().frame(hello))), flush=True)
+        if trouble == "slow-step" and rank == 1 and step == 8:
+            with training.slow("evaluate"):
+                time.sleep(3)
+        if trouble == "busy-step" and rank == 1 and step == 8:
+            end = time.monotonic() + 3  # an evaluation that nobody announced: it computes
+            while time.monotonic() < end:
+                torch.randn(64, 64) @ torch.randn(64, 64)
+        loss = training.model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if trouble == "endless" and step == 10:
+            time.sleep(0.01)
+
+
+train()
+print("weights", round(sum(p.abs().sum().item() for p in model.parameters()), 6), flush=True)

@@ -1,0 +1,94 @@
+"""What users get wrong, and what the world does to them: a clear word or a recovery, never a hang, nothing lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+
+TROUBLE = Path(__file__).parent / "scripts" / "trouble.py"
+ARGS = (f"--steps={harness.STEPS}",)
+
+
+def trouble(kind: str, *rest: str, **options) -> harness.Result:
+    return harness.run(kind, *rest, script=TROUBLE, nproc=3, **options)
+
+
+def test_a_script_that_does_not_exist() -> None:
+    result = harness.run(script="no/such/script.py")
+    assert result.code == 2
+    assert "no/such/script.py" in result.err and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("meta", "is on the meta device"),
+        ("no-sampler", "DistributedSampler"),
+        ("generator", "TypeError"),
+        ("different-models", "rank 2"),
+        ("ddp", "give Training the bare module"),
+        ("before-training", "the data set is not where it should be"),
+        ("bad-extra", "load_state_dict"),
+    ],
+)
+def test_a_mistake_in_the_script_ends_the_job_with_the_cause(kind: str, says: str) -> None:
+    result = trouble(kind, ft=("--max-restarts=0",))
+    assert result.code == 1, result.explain()
+    assert says in result.err, result.explain()
+    last = "\n".join(result.err.strip().splitlines()[-3:])
+    assert "evertrain: first cause" in last or "evertrain: the job has failed" in last, result.explain()
+
+
+def test_ranks_that_start_from_different_weights_train_the_same_ones() -> None:
+    result = trouble("different-seeds")
+    assert result.code == 0, result.explain()
+    weights = {line.split("weights")[1] for line in result.out.splitlines() if "weights" in line}
+    assert len(weights) == 1, result.explain()
+
+
+def test_strangers_on_the_controllers_port() -> None:
+    result = trouble("strangers")
+    assert result.code == 0, result.explain()
+    assert "wrong job token" in result.out, result.explain()
+    assert not result.incidents, result.explain()
+
+
+@pytest.mark.parametrize("kind", ["slow-step", "busy-step"])
+def test_a_long_evaluation_is_not_a_hang(kind: str) -> None:
+    result = trouble(kind)
+    assert result.code == 0, result.explain()
+    assert not result.incidents, result.explain()
+
+
+def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path) -> None:
+    args = (*ARGS, f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
+    result = harness.run("full-disk", str(harness.EXAMPLE), *args, script=TROUBLE)
+    harness.assert_same_end(result, *ARGS)
+    assert "no checkpoint of step 5" in result.err, result.explain()
+    assert not list(tmp_path.iterdir()), "a half-written file was left"
+    assert any(event["event"] == "checkpoint" and event["error"] for event in result.events)
+
+
+def test_a_checkpoint_cut_in_half_is_passed_over(tmp_path) -> None:
+    checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
+    first = harness.run(*ARGS, *checkpoints, faults=("term@step=12,rank=1,phase=forward",))
+    assert first.code == 143, first.explain()
+    newest = max(tmp_path.glob("step-*.ckpt"))
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+
+    second = harness.run(*ARGS, *checkpoints)
+    harness.assert_same_end(second, *ARGS)
+    assert newest.name in second.err, second.explain()
+    assert "resuming from the checkpoint of step 10" in second.err, second.explain()
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
+    checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
+    first = harness.run(*ARGS, *checkpoints)
+    assert first.code == 0, first.explain()
+    second = harness.run(*ARGS, *checkpoints, "--model-size=small")
+    assert second.code == 1, second.explain()
+    assert "made by another model" in second.err, second.explain()
