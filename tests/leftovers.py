@@ -65,7 +65,9 @@ class Leftovers:
 
     def _new_shared_memory(self) -> list[str]:
         new = _shared_memory() - self._shared_memory
-        return [f"shared memory {name}" for name in sorted(new - _open_elsewhere(new, self._new_processes()))]
+        new -= _open_elsewhere(new, self._new_processes())
+        # Other programs make and remove some all the time: what is gone after that search was none of ours.
+        return [f"shared memory {name}" for name in sorted(new & _shared_memory())]
 
 
 def _children() -> list[psutil.Process]:
