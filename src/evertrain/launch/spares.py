@@ -1,8 +1,10 @@
 """Warm spares: processes that have done everything slow before anybody needs them.
 
 Warming up takes seconds of CPU time beside the training ranks, so a spare starts only when the ranks train, and again
-when a recovery is over; it runs at the lowest priority until it is ready. A fault in that time is answered with a cold
-start. Becoming a rank costs one line on a socket.
+when a recovery is over. It begins at the lowest priority: where cores are idle, that costs nobody anything. If it is
+not ready after a few seconds, all cores are taken, and waiting politely would mean to have no spare for a long time, so
+it goes on like any other process. A fault before it is ready is answered with a cold start. Becoming a rank costs one
+line on a socket.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from evertrain.launch.processes import SpareProcess, Spawner
 _CAP_SYS_NICE = 23
 _MAX_FAILURES = 3
 _LOW, _NORMAL = b"10", b"0"
+_POLITE_SECONDS = 3.0
 
 
 class Spares:
@@ -53,9 +56,14 @@ class Spares:
                 self._say(f"a warm spare could not be started: {error.strerror}")
                 return
             lower_priority(spare.pid)
+            self._loop.call_later(_POLITE_SECONDS, self._insist, spare)
             self._spares.append(spare)
             self._loop.add_reader(spare.link, self._on_line, spare)
             self._watch(spare)
+
+    def _insist(self, spare: SpareProcess) -> None:
+        if spare in self._spares and not spare.is_ready:
+            raise_priority(spare.pid, self._loop)
 
     def take(self) -> SpareProcess | None:
         """A warm process, if there is one; it belongs to the caller."""

@@ -25,9 +25,12 @@ ACTIVITIES = ("boot", "data", "compute", "collective", "update", "outside", "fin
 collective; update: between the optimizer's update and the end of the step; outside: out of user code, in recovery;
 finished: the training function returned."""
 
-_STEP, _MARK, _ACTIVITY, _SLOW, _PONG, _FAULT_AT, _STEPS_DONE = range(7)
+_STEP, _MARK, _ACTIVITY, _SLOW, _PONG, _FAULT_AT, _STEPS_DONE, _HELD = range(8)
 _WORDS = 16
 SIZE = _WORDS * 8
+HELD_OFFSET = _HELD * 8
+LOCK_OFFSET = 8 * 8
+"""A C library's lock, up to 64 bytes: see `lifeline`."""
 
 
 class Board:
@@ -98,6 +101,15 @@ class Board:
     def fault_at(self) -> float:
         """When an injected fault hit this process, or 0.0."""
         return self._words[_FAULT_AT] / 1e9
+
+    @property
+    def is_held(self) -> bool:
+        """The process holds the lock that tells of its death."""
+        return self._words[_HELD] != 0
+
+    def drop(self) -> None:
+        """The lock was released although the process lives: it has become another program."""
+        self._words[_HELD] = 0
 
     def close(self) -> None:
         self._words.release()

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
-from evertrain.mindio import board
+from evertrain.mindio import board, lifeline
 from evertrain.torch import lazy_dynamo
 
 AGENT_PID = "EVERTRAIN_AGENT_PID"
@@ -44,6 +44,7 @@ def prepare() -> None:
     _keep_descriptors_private()
     _show_stack_on_signal()
     mark_boot()
+    lifeline.hold()
     lazy_dynamo.install()
 
 
