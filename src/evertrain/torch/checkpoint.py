@@ -148,7 +148,8 @@ class Checkpoints:
             _sync_directory(self.directory)
         except OSError as error:
             what = f"can't write the checkpoint of step {step} to {self.directory}"
-            raise _explained(error, what, self._space(packed)) from error
+            space = self._space(packed) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+            raise _explained(error, what, space) from error
         self._prune(path)
         return path
 
@@ -207,7 +208,7 @@ class Checkpoints:
         try:
             with open(path, "rb", buffering=0) as file:
                 return _read(file)
-        except (OSError, ValueError, MemoryError) as error:
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:  # RuntimeError: torch found no memory
             raise CheckpointError(f"{os.fspath(path)} can't be used: {error}") from error
 
     def _write_behind(self, saving: Saving) -> None:
