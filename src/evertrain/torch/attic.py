@@ -15,20 +15,19 @@ import atexit
 import ctypes
 import threading
 import time
-import weakref
 from typing import Any
 
 _MARGIN = 1.0
 """Seconds that a worker gets beyond the group's timeout to notice it."""
 
 _changed = threading.Condition()
+_in_use: dict[int, Any] = {}
 _kept: list[tuple[float, Any]] = []
-_in_use: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _reaper: threading.Thread | None = None
 
 
 def watch(thing: Any) -> None:
-    """A group that is in use: must not be destroyed when the interpreter ends."""
+    """A group that is in use. It is held until it is kept, because dropping it may wait for a stuck worker, too."""
     with _changed:
         _in_use[id(thing)] = thing
 
@@ -37,6 +36,7 @@ def keep(thing: Any, seconds: float) -> None:
     """Hold an abandoned group for the seconds of its timeout, then drop it in the background."""
     global _reaper
     with _changed:
+        _in_use.pop(id(thing), None)
         _kept.append((time.monotonic() + seconds + _MARGIN, thing))
         if _reaper is None:
             _reaper = threading.Thread(target=_reap, name="evertrain-attic", daemon=True)

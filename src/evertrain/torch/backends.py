@@ -31,6 +31,8 @@ class RawGroup:
     backend: Any
     """The library's object behind it."""
     device: torch.device
+    kind: Any
+    """Its `ProcessGroup.BackendType`."""
     sockets: list[sockets.Socket] = field(default_factory=list)
 
 
@@ -55,13 +57,12 @@ class Backend(ABC):
         passed something wrong?"""
         return isinstance(error, dist.DistBackendError | dist.DistNetworkError)
 
-    def _front(
-        self, store: dist.Store, rank: int, size: int, kind: Any, device: torch.device, backend: Any
-    ) -> dist.ProcessGroup:
-        group = dist.ProcessGroup(store, rank, size)
-        group._set_default_backend(kind)
-        group._register_backend(device, kind, backend)
-        return group
+
+def _raw(store: dist.Store, rank: int, size: int, kind: Any, device: torch.device, backend: Any) -> RawGroup:
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(kind)
+    group._register_backend(device, kind, backend)
+    return RawGroup(group, backend, device, kind)
 
 
 class Gloo(Backend):
@@ -82,9 +83,9 @@ class Gloo(Backend):
         store.set(f"listens/{rank}", "\n".join(sockets.listening(sockets.opened() - before)))
         backend = dist.ProcessGroupGloo(store, rank, size, options)
         listeners = {line for peer in range(size) for line in store.get(f"listens/{peer}").decode().splitlines()}
-        device = torch.device("cpu")
-        front = self._front(store, rank, size, dist.ProcessGroup.BackendType.GLOO, device, backend)
-        return RawGroup(front, backend, device, sockets.between(sockets.opened() - before, listeners))
+        raw = _raw(store, rank, size, dist.ProcessGroup.BackendType.GLOO, torch.device("cpu"), backend)
+        raw.sockets = sockets.between(sockets.opened() - before, listeners)
+        return raw
 
     def stop(self, raw: RawGroup) -> None:
         sockets.half_close(raw.sockets)
@@ -112,10 +113,9 @@ class Nccl(Backend):
         options._timeout = timedelta(seconds=timeout)
         backend = dist.ProcessGroupNCCL(store, rank, size, options)
         device = torch.device("cuda", torch.cuda.current_device())
-        front = self._front(store, rank, size, dist.ProcessGroup.BackendType.NCCL, device, backend)
         # The communicator is formed now, not in the first step: a peer that is gone shows up while groups are built.
         backend.eager_connect_single_device(device)
-        return RawGroup(front, backend, device)
+        return _raw(store, rank, size, dist.ProcessGroup.BackendType.NCCL, device, backend)
 
     def stop(self, raw: RawGroup) -> None:
         raw.backend.abort()
@@ -146,8 +146,7 @@ class Hccl(Backend):
         options._timeout = timedelta(seconds=timeout)
         backend = ProcessGroupHCCL(store, rank, size, options)
         device = torch.device("npu", index)
-        front = self._front(store, rank, size, dist.ProcessGroup.BackendType.CUSTOM, device, backend)
-        return RawGroup(front, backend, device)
+        return _raw(store, rank, size, dist.ProcessGroup.BackendType.CUSTOM, device, backend)
 
     def stop(self, raw: RawGroup) -> None:
         import torch_npu

@@ -47,7 +47,7 @@ def check_torch() -> None:
 
 
 def install_default(group: Any) -> None:
-    """Make this group (a `GuardedGroup` or a `Rehearsal`) the one that torch.distributed works on."""
+    """Make this group (a `GuardedGroup` or a `Prelude`) the one that torch.distributed works on."""
     uninstall_default()
     world = c10d._world
     name = c10d.GroupName("0") if hasattr(c10d, "GroupName") else "0"
@@ -75,6 +75,8 @@ def uninstall_default() -> None:
     """
     world = c10d._world
     default = world.default_pg
+    if (retire := getattr(default, "retire", None)) is not None:
+        retire()  # the group before training
     for group in list(world.pg_map):
         if group is not default:
             attic.keep(group, _SUBGROUP_TIMEOUT)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
@@ -168,10 +169,15 @@ class GuardedGroup(dist.ProcessGroup):
         self.stopped = False
         self._rank, self._size = rank, size
         self._raw = raw
-        self._timeout = timeout
         self._lock = threading.Lock()
         self._waiters = Waiters()
+        # For torch's C++ side, DDP for one, which asks a group for its backend but starts operations by our methods.
+        self._set_default_backend(raw.kind)
+        self._register_backend(raw.device, raw.kind, raw.backend)
         attic.watch(raw)
+        # Whether stopped or merely dropped: the raw group goes to the attic, once.
+        self._retire = weakref.finalize(self, attic.keep, raw, timeout)
+        self._retire.atexit = False
 
     def stop(self) -> None:
         """End the group: wake whoever waits in it, here and at the peers, and refuse what comes. From any thread."""
@@ -180,7 +186,7 @@ class GuardedGroup(dist.ProcessGroup):
                 return
             self.stopped = True
         self._waiters.stop()
-        attic.keep(self._raw, self._timeout)
+        self._retire()
         self.backend.stop(self._raw)
 
     def _start(self, name: str, in_thread: bool, args: tuple, options: dict[str, Any]) -> GuardedWork:

@@ -72,7 +72,7 @@ class Reducer:
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
         # Modules with buffers, not the buffers: a module may put a new tensor in the place of a buffer, and batch_norm
         # writes its statistics without counting it as a change, while the counter beside them is counted.
-        self._owners = [m for m in module.modules() if broadcast_buffers and any(_buffers(m))]
+        self._owners = [m for m in module.modules() if broadcast_buffers and _buffers(m)]
         self.buckets = _layout(self._params, bucket_bytes)
         self._bucket_of = {i: bucket for bucket in self.buckets for i in bucket.members}
         self._faults = faults or _ignore

@@ -93,5 +93,10 @@ class LinkStore(Store):
     def num_keys(self) -> int:
         raise NotImplementedError("the rendezvous store doesn't count its keys")
 
+    # The names under which C++ looks for some of them.
+    deleteKey = delete_key
+    compareSet = compare_set
+    getNumKeys = num_keys
+
     def _wait_for(self, keys: Sequence[str], timeout: float) -> list[bytes]:
         return self._link.store_get([self._prefix + key for key in keys], timeout)

@@ -1,0 +1,276 @@
+"""What a script says to its peers before training: real at the first start, replayed in a replacement.
+
+Scripts call `dist.init_process_group()` first thing and then agree on something: rank 0 broadcasts a run id or a seed,
+sizes are added up, a barrier lets rank 0 download the data. When a process is replaced in the middle of training, its
+peers are long past that and will never answer; a replacement that waited for them would wait for ever, and one that
+got nothing would build another dataset or another model than its predecessor.
+
+So the first processes do it for real, in a group of their own, and every result is noted at the controller under the
+rank and the number of the operation. A replacement reads its predecessor's results instead of communicating: what runs
+before training sees the same values in every incarnation. Results above `LIMIT` are not noted, and the replacement
+keeps what it has: that is the broadcast of a whole model, and the repair brings the weights anyway.
+
+The group is exchanged for that of a generation when training begins (`default_group.install_default`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from evertrain.torch import groups
+from evertrain.torch.backends import Backend, Gloo, pick
+from evertrain.torch.default_group import default_installed, install_default
+from evertrain.torch.store import LinkStore, StoreLink
+
+LIMIT = 1024 * 1024
+"""Bytes of one operation's result that are noted."""
+PREFIX = "prelude/"
+_PATIENCE = 5.0
+"""Seconds that a note may take to arrive. It was written before the predecessor began to train, or never."""
+
+
+class PreludeError(RuntimeError):
+    """A replacement's script did something before training that its predecessor had not done."""
+
+
+class _Note(msgspec.Struct, array_like=True):
+    operation: str
+    results: list[bytes] | None
+
+
+class PreludeWork(dist.Work):
+    """An operation before training; its result is noted or replayed when it is waited for."""
+
+    def __init__(self, finish: Callable[[timedelta | None], None]) -> None:
+        super().__init__()
+        self._finish = finish
+        self._done = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._done:
+            self._finish(timeout)
+            self._done = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done
+
+    def is_success(self) -> bool:
+        return self._done
+
+
+def _operation(name: str) -> Callable[..., PreludeWork]:
+    def operation(self: Prelude, *args: Any, **options: Any) -> PreludeWork:
+        return self._start(name, args, options)
+
+    operation.__name__ = name
+    operation.__doc__ = f"torch's `{name}`, noted or replayed."
+    return operation
+
+
+class Prelude(dist.ProcessGroup):
+    """The default process group before training. Without an inner group it replays."""
+
+    def __init__(self, rank: int, size: int, link: StoreLink, inner: groups.GuardedGroup | None) -> None:
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+        self._link = link
+        self._inner = inner
+        self._count = 0
+        self._backend = inner.backend if inner else Gloo()
+
+    def _start(self, name: str, args: tuple, options: dict[str, Any]) -> PreludeWork:
+        number, self._count = self._count, self._count + 1
+        key = f"{PREFIX}{self._rank}/{number}"
+        # Every operation but a send and a barrier has its results in its first argument.
+        first = next(iter((*args, *options.values())), None)
+        results = [] if name in ("send", "barrier") else list(_flatten(first))
+        if self._inner is None:
+            return PreludeWork(lambda _: self._replay(key, number, name, results))
+        work = getattr(self._inner, name)(*args, **options)
+
+        def finish(timeout: timedelta | None) -> None:
+            work.wait(timeout)
+            self._link.store_set(key, msgspec.msgpack.encode(_Note(name, _encode(results))))
+
+        return PreludeWork(finish)
+
+    def _replay(self, key: str, number: int, name: str, results: list[torch.Tensor]) -> None:
+        try:
+            note = msgspec.msgpack.decode(self._link.store_get([key], _PATIENCE)[0], type=_Note)
+        except TimeoutError:
+            raise PreludeError(
+                f"this replacement of rank {self._rank} called {name} before training, as its collective operation "
+                f"number {number + 1}; the process it replaces had not done that. Collectives before training must "
+                "be the same ones at every start"
+            ) from None
+        if note.operation != name or (note.results is not None and len(note.results) != len(results)):
+            raise PreludeError(
+                f"collective operation number {number + 1} before training was {note.operation} in the process that "
+                f"this one replaces, and is {name} here: what a script says to its peers before training must be the "
+                "same at every start"
+            )
+        for tensor, data in zip(results, note.results or [], strict=False):
+            if tensor.numel():
+                value = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(tensor.dtype)
+                tensor.detach().copy_(value.view(tensor.shape))
+
+    def retire(self) -> None:
+        """Training begins, with a group of its own."""
+        if self._inner is not None:
+            self._inner.stop()
+
+    allreduce = _operation("allreduce")
+    allreduce_coalesced = _operation("allreduce_coalesced")
+    broadcast = _operation("broadcast")
+    allgather = _operation("allgather")
+    _allgather_base = _operation("_allgather_base")
+    all_gather_single = _operation("all_gather_single")
+    allgather_coalesced = _operation("allgather_coalesced")
+    allgather_into_tensor_coalesced = _operation("allgather_into_tensor_coalesced")
+    all_gather_single_coalesced = _operation("all_gather_single_coalesced")
+    gather = _operation("gather")
+    scatter = _operation("scatter")
+    reduce = _operation("reduce")
+    reduce_scatter = _operation("reduce_scatter")
+    _reduce_scatter_base = _operation("_reduce_scatter_base")
+    reduce_scatter_single = _operation("reduce_scatter_single")
+    reduce_scatter_tensor_coalesced = _operation("reduce_scatter_tensor_coalesced")
+    reduce_scatter_single_coalesced = _operation("reduce_scatter_single_coalesced")
+    alltoall = _operation("alltoall")
+    alltoall_base = _operation("alltoall_base")
+    all_to_all_single = _operation("all_to_all_single")
+    barrier = _operation("barrier")
+    send = _operation("send")
+    recv = _operation("recv")
+    recv_anysource = _operation("recv_anysource")
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def getBackendName(self) -> str:
+        return self._backend.name
+
+    def name(self) -> str:
+        return self._backend.name
+
+    def get_group_store(self) -> dist.Store:
+        return self._inner.get_group_store() if self._inner else _NoStore()
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self._inner._device_types if self._inner else [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if self._inner is None:
+            raise PreludeError("a replacement has no collective library before it has joined its peers")
+        return self._inner._get_backend(device)
+
+    def shutdown(self) -> None:
+        self.retire()
+
+
+class _NoStore(dist.Store):
+    """What a replacement meets its peers in before training: nobody is there."""
+
+    def set(self, key: str, value: bytes) -> None:
+        self._refuse()
+
+    def get(self, key: str) -> bytes:
+        self._refuse()
+        return b""
+
+    def add(self, key: str, amount: int) -> int:
+        self._refuse()
+        return 0
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._refuse()
+
+    def _refuse(self) -> None:
+        raise PreludeError(
+            "a process group can't be made before training in a process that replaces another: its peers are in the "
+            "middle of their training. Make groups inside the training function"
+        )
+
+
+def patch_init_process_group(
+    rank: int,
+    size: int,
+    connect: Callable[[], StoreLink],
+    first: bool,
+    timeout: float,
+    cancelled: groups.Cancellation | None = None,
+) -> Callable[[], None]:
+    """Make a script's own `init_process_group` install a `Prelude`; returns a function that takes the patch back.
+
+    `first` says whether all ranks are at their first start and can therefore really meet. Names that a script imported
+    from torch before this call still mean the original.
+    """
+    original = c10d.init_process_group
+
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: dist.Store | None = None,
+        **options: Any,
+    ) -> None:
+        if default_installed():
+            raise ValueError("trying to initialize the default process group twice!")
+        for name, given, actual in (("rank", rank, own_rank), ("world_size", world_size, size)):
+            if given not in (-1, actual):
+                raise ValueError(f"init_process_group got {name}={given}, but this process was launched with {actual}")
+        link = connect()
+        inner = None
+        if first:
+            chosen = _backend_named(backend)
+            inner = groups.build(
+                0, own_rank, size, LinkStore(link, f"{PREFIX}group/", patience), chosen, patience, never
+            )
+        install_default(Prelude(own_rank, size, link, inner))
+
+    own_rank, patience, never = rank, timeout, cancelled or threading.Event()
+    for module in (c10d, dist):
+        module.init_process_group = init_process_group
+
+    def undo() -> None:
+        for module in (c10d, dist):
+            module.init_process_group = original
+
+    return undo
+
+
+def _backend_named(name: str | None) -> Backend:
+    """The library that a script asked for; with several, that of the accelerator."""
+    for part, device in (("hccl", "npu"), ("nccl", "cuda")):
+        if name and part in name.lower():
+            return pick(device)
+    return pick("cpu" if name else (torch.accelerator.current_accelerator() or torch.device("cpu")).type)
+
+
+def _flatten(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _flatten(item)
+
+
+def _encode(results: list[torch.Tensor]) -> list[bytes] | None:
+    if sum(tensor.numel() * tensor.element_size() for tensor in results) > LIMIT:
+        return None
+    return [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in results]
