@@ -14,7 +14,6 @@ Keeps distributed training running through faults.
 
 commands:
   launch      start a training script on this machine and keep it running (takes torchrun's options)
-  demo        train, kill a process in the middle, and compare the results
   timeline    show what happened in a run, from its events file
   demo        train, kill a process in the middle, and compare the results
   controller  run a job's controller by itself, for agents that connect over the network
@@ -26,12 +25,6 @@ commands:
 
 def _launch(argv: Sequence[str]) -> int:
     from evertrain.launch.launcher import main
-
-    return main(argv)
-
-
-def _demo(argv: Sequence[str]) -> int:
-    from evertrain.cli.demo import main
 
     return main(argv)
 
@@ -61,7 +54,6 @@ def _version(argv: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "launch": _launch,
-    "demo": _demo,
     "timeline": _timeline,
     "demo": _demo,
     "controller": _controller,

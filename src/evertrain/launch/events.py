@@ -21,19 +21,20 @@ class EventsFile:
         self._fd: int | None = None
         if config.events:
             self._fd = os.open(config.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self.write(
-                {
-                    "event": "launch",
-                    "at": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-                    "t": time.monotonic(),
-                    "version": __version__,
-                    "run": config.run_id,
-                    "script": config.script,
-                    "world_size": config.world_size,
-                    "bound": config.timing.bound,
-                    "faults": [str(fault) for fault in config.faults],
-                }
+            self.tell(
+                "launch",
+                version=__version__,
+                run=config.run_id,
+                script=config.script,
+                world_size=config.world_size,
+                bound=config.timing.bound,
+                faults=[str(fault) for fault in config.faults],
             )
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """An event of the launcher's own."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self.write({"event": event, **fields, "at": at, "t": time.monotonic()})
 
     def write(self, record: dict[str, Any]) -> None:
         if self._fd is not None:

@@ -12,6 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from evertrain.launch import args
 from evertrain.launch.config import LaunchConfig
@@ -36,6 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERNAL_ERROR
 
 
+def _on_internal_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any], supervisor: Supervisor) -> None:
+    loop.default_exception_handler(context)
+    if (error := context.get("exception")) is not None:
+        supervisor.fail(f"{type(error).__name__}: {error}")
+
+
 async def launch(config: LaunchConfig) -> int:
     """Run the job to its end; nothing of it is left when this returns."""
     loop = asyncio.get_running_loop()
@@ -51,6 +58,7 @@ async def launch(config: LaunchConfig) -> int:
     outputs = Outputs(config, loop)
     events = EventsFile(config, outputs)
     supervisor = Supervisor(config, outputs, events)
+    loop.set_exception_handler(lambda loop, context: _on_internal_error(loop, context, supervisor))
     for number in config.signals:
         loop.add_signal_handler(number, supervisor.terminate, number)
     try:

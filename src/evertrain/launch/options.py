@@ -128,8 +128,8 @@ OPTIONS: tuple[Option, ...] = (
     own("events", RECOVERY, metavar="FILE", help="append what happens to this file, for `evertrain timeline`"),
     own(
         "poll", RECOVERY, convert=float, check=_positive, metavar="SECONDS",
-        help="how often the state of each process is read to see its death at once (default 0.002; 0.005 above 32 "
-        "processes)",
+        help="how often a training process that can't announce its own death is looked at (default 0.002; 0.005 above "
+        "32 processes)",
     ),
     own("config", RECOVERY, file=False, metavar="FILE", help="YAML file with any of these options (`bound: 1.0`)"),
     own(

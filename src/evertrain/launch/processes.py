@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from typing import TypeVar
 
 from evertrain.launch import orphan, procfs
 from evertrain.launch.config import STDERR, STDOUT, LaunchConfig
@@ -105,6 +106,9 @@ class SpareProcess(Process):
         super().close()
 
 
+_P = TypeVar("_P", bound=Process)
+
+
 class Spawner:
     def __init__(self, config: LaunchConfig, outputs: Outputs, controller: tuple[str, int], token: str) -> None:
         self._config = config
@@ -118,6 +122,8 @@ class Spawner:
             self._environment.setdefault("OMP_NUM_THREADS", "1")
         self.attempt = 0
         """How often the whole job was restarted."""
+        self.park = config.park
+        """May spares run the script until it asks for its rank?"""
         self._master_port = config.master_port or free_port(config.master_addr)
 
     def begin_attempt(self, number: int) -> None:
@@ -147,7 +153,7 @@ class Spawner:
             "EVERTRAIN_SPARE_FD": str(theirs.fileno()),
             "EVERTRAIN_WARM_IMPORTS": ",".join(self._config.warm_imports),
         }
-        if self._config.park:
+        if self.park:
             environment |= {"EVERTRAIN_PARK": "1", "EVERTRAIN_PARK_ARGV": json.dumps(self._arguments())}
             # What a script may read before it needs its rank is the same for all ranks.
             environment |= {k: v for k, v in self._rank_environment(0, 0).items() if k not in _OF_ONE_RANK}
@@ -176,7 +182,7 @@ class Spawner:
         config = self._config
         return [*(["--module"] if config.module else []), "--", config.script, *config.script_args]
 
-    def _start(self, kind: type, command: list[str], environment: Mapping[str, str], *pass_fds: int):  # type: ignore[no-untyped-def]
+    def _start(self, kind: type[_P], command: list[str], environment: Mapping[str, str], *pass_fds: int) -> _P:
         progress = board.Board()
         stack_fd = os.memfd_create("evertrain-stack", 0)
         inherited = {

@@ -32,11 +32,13 @@ class Spares:
         count: int,
         *,
         watch: Callable[[SpareProcess], None],
+        on_ready: Callable[[SpareProcess], None],
         say: Callable[[str], None],
     ) -> None:
         self._spawner = spawner
         self._count = count
         self._watch = watch
+        self._on_ready = on_ready
         self._say = say
         self._loop = asyncio.get_running_loop()
         self._spares: list[SpareProcess] = []
@@ -85,7 +87,12 @@ class Spares:
         for stream in spare.streams.values():
             stream.drain()
         words = spare.streams[2].last_words()
-        more = "it is started again" if self._failures < _MAX_FAILURES else "replacements will start cold"
+        if self._spawner.park:
+            # A script that can't be run without a rank; waiting in front of it is the second best.
+            self._spawner.park = False
+            more = "spares will not run the script any more"
+        else:
+            more = "it is started again" if self._failures < _MAX_FAILURES else "replacements will start cold"
         self._say(f"a warm spare ended with code {spare.code}{f' ({words})' if words else ''}; {more}")
         self._loop.call_later(1.0, self.replenish)
 
@@ -112,6 +119,7 @@ class Spares:
         if spare.is_ready:
             self._failures = 0
             raise_priority(spare.pid, self._loop)
+            self._on_ready(spare)
 
 
 def lower_priority(pid: int) -> None:

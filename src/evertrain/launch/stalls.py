@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from evertrain.launch import diagnosis, procfs
 from evertrain.launch.diagnosis import Evidence, Sample, StepClock, Suspicion
 from evertrain.launch.processes import Process
+from evertrain.mindio import board
 from evertrain.mindio.protocol import Fault
 from evertrain.mindio.timing import Timing
 
 STACK_SIGNAL = signal.SIGRTMIN + 8
+_IN_RECOVERY = Sample(activity=board.OUTSIDE, step=0, steps_done=0, marked_at=0.0)
 _LOOK = 0.05
 """Seconds between two looks at a suspect; there are three."""
 
@@ -63,9 +65,12 @@ class StallWatcher:
         for rank, process in self._processes.items():
             if process.reported or process.doomed or process.code is not None:
                 self._clock.forget(process.pid)
+                if process.code != 0:
+                    # About to be replaced. Those who wait for it in a collective don't wait for each other.
+                    samples[rank] = _IN_RECOVERY
                 continue
-            board = process.board
-            sample = Sample(board.activity, board.step, board.steps_done, board.marked_at, board.is_slow)
+            words = process.board
+            sample = Sample(words.activity, words.step, words.steps_done, words.marked_at, words.is_slow)
             self._clock.feed(process.pid, sample, now)
             samples[rank] = sample
         found = diagnosis.suspects(samples, now, self._timing, self._clock.longest, self._alarms, self._awake_since)

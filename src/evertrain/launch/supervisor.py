@@ -66,7 +66,9 @@ class Supervisor:
         """Run the job of the controller at this address; returns the exit code of the launcher."""
         config = self._config
         self._spawner = Spawner(config, self._outputs, address, token)
-        self._spares = Spares(self._spawner, config.warm, watch=self._watch, say=self._outputs.say)
+        self._spares = Spares(
+            self._spawner, config.warm, watch=self._watch, on_ready=self._on_spare, say=self._outputs.say
+        )
         try:
             self._link = await AgentLink.open(address, token, config.world_size, self._on_message, self._on_link_lost)
             self._link.listen()
@@ -175,6 +177,10 @@ class Supervisor:
         if not self._end.done():
             self._end.set_result(end)
 
+    def fail(self, reason: str) -> None:
+        """Something is wrong with the launcher itself; a job that nobody watches must not go on."""
+        self._finish(INTERNAL_ERROR, f"internal error: {reason}")
+
     def _finish(self, code: int, reason: str) -> None:
         self._on_end(protocol.End(code=code, reason=reason))
 
@@ -185,7 +191,7 @@ class Supervisor:
         if not chore.cancelled() and (error := chore.exception()) is not None:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            self._finish(INTERNAL_ERROR, f"internal error: {type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {error}")
 
     # What the processes do.
 
@@ -193,6 +199,9 @@ class Supervisor:
         self._living.add(process)
         self._nobody_lives.clear()
         self._watcher.add(process)
+
+    def _on_spare(self, spare: SpareProcess) -> None:
+        self._events.tell("spare", pid=spare.pid, warmed_ms=round((time.monotonic() - spare.started_at) * 1000))
 
     def _on_dying(self, process: Process, code: int) -> None:
         if not self._is_current(process):

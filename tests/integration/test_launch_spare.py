@@ -1,0 +1,91 @@
+"""Warm spares: ready when the job trains, a rank within a moment, and made anew after each use."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from launching import TRAINER, finish, start, wait_for
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Start a job that trains until it is told to finish; ends with it."""
+    script, events, end = tmp_path / "trainer.py", tmp_path / "events.jsonl", tmp_path / "end"
+    script.write_text(TRAINER.replace("while step < steps:", f"while not os.path.exists({str(end)!r}):"))
+    launchers = []
+
+    class Job:
+        def start(self, *options):
+            self.began = time.monotonic()
+            arguments = ["--nproc-per-node=2", "--ft-bound=1", "--ft-events", events, *options, script]
+            self.launcher = start(*arguments, 0, 0.02, tmp_path)
+            launchers.append(self.launcher)
+
+        def seen(self, event, **fields):
+            lines = events.read_text().splitlines() if events.exists() else []
+            found = [record for record in map(json.loads, lines) if record["event"] == event]
+            return [record for record in found if fields.items() <= record.items()]
+
+        def wait_for(self, event, count=1, **fields):
+            wait_for(lambda: len(self.seen(event, **fields)) >= count, f"{count} x {event} {fields}", 90)
+            return self.seen(event, **fields)
+
+        def kill(self, rank):
+            os.kill(self.seen("started", rank=rank)[-1]["pid"], signal.SIGKILL)
+
+        def finish(self):
+            end.touch()
+            return finish(self.launcher, self.began, events)
+
+    yield Job()
+    for launcher in launchers:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.communicate()
+
+
+@pytest.mark.parametrize("options", [[], ["--ft-park"]])
+def test_a_spare_takes_the_place_of_a_killed_rank_and_another_is_made(job, options):
+    job.start(*options)
+    (spare,) = job.wait_for("spare")
+    job.kill(1)
+    (incident,) = job.wait_for("incident")
+    assert incident["outcome"] == "recovered"
+    (started,) = job.seen("started", rank=1, incarnation=1)
+    assert started["warm"] and started["pid"] == spare["pid"]
+    again = job.wait_for("spare", count=2)[-1]
+    job.kill(0)
+    job.wait_for("incident", count=2)
+    assert job.seen("started", rank=0, incarnation=1)[0]["pid"] == again["pid"]
+    result = job.finish()
+    assert result.code == 0, result
+    assert result.out.count("[rank1]: training on 1\n") == 2, "its output carries the rank that it got"
+    assert "replaced by a warm spare" in result.err
+
+
+def test_no_spare_on_demand_and_none_for_a_script_without_training(job, tmp_path):
+    job.start("--ft-warm=0")
+    job.wait_for("generation")
+    time.sleep(1.0)
+    assert not job.seen("spare")
+    job.kill(1)
+    job.wait_for("incident")
+    assert job.seen("started", rank=1, incarnation=1, warm=False)
+    assert job.finish().code == 0
+
+
+def test_a_fault_before_the_spare_is_ready_is_answered_with_a_new_process(job):
+    job.start()
+    job.wait_for("generation")
+    time.sleep(0.3)
+    job.kill(1)
+    job.wait_for("incident")
+    assert job.seen("started", rank=1, incarnation=1, warm=False)
+    assert job.finish().code == 0
