@@ -35,7 +35,9 @@ class Recovery:
 class Job:
     """One running job. Use it as a context manager: at its end no process is left."""
 
-    def __init__(self, *, ranks: int, evertrain: bool, flags: tuple[str, ...] = (), script: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *, ranks: int, evertrain: bool, flags: tuple[str, ...] = (), script: tuple[str, ...] = ()
+    ) -> None:
         self.ranks = ranks
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
@@ -83,7 +85,8 @@ class Job:
             lines = (self.folder / f"rank{rank}").read_text().splitlines()
         except FileNotFoundError:
             return []
-        return [(int(pid), int(step), float(at)) for pid, step, at in (line.split() for line in lines if line.count(" ") == 2)]
+        entries = (line.split() for line in lines if line.count(" ") == 2)
+        return [(int(pid), int(step), float(at)) for pid, step, at in entries]
 
     def last(self, rank: int) -> tuple[int, int, float]:
         entries = self.log(rank)
@@ -93,7 +96,8 @@ class Job:
         end = time.monotonic() + patience
         while not ready():
             if self.process.poll() is not None:
-                raise Stuck(f"the job ended with code {self.process.returncode} while waiting for {what}\n{self.output()[-4000:]}")
+                code, output = self.process.returncode, self.output()[-4000:]
+                raise Stuck(f"the job ended with code {code} while waiting for {what}\n{output}")
             if time.monotonic() > end:
                 raise Stuck(f"waited {patience:g} s for {what}\n{self.output()[-4000:]}")
             time.sleep(0.005)
@@ -105,7 +109,8 @@ class Job:
 
     def wait_for_spare(self) -> None:
         def ready() -> bool:
-            states = [e["ready"] for e in map(json.loads, self.events.read_text().splitlines()) if e["event"] == "spare"]
+            events = map(json.loads, self.events.read_text().splitlines())
+            states = [event["ready"] for event in events if event["event"] == "spare"]
             return bool(states) and states[-1] > 0
 
         self.wait("a warm spare", ready)

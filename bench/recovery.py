@@ -80,7 +80,7 @@ def main() -> int:
             if repeated:
                 rows[-1].budget = 0.0
                 rows[-1].notes += " (budget: 0 steps)"
-    title = f"Recovery: seconds from the fault to the first new step on all of {args.ranks} ranks, {runs} faults per row"
+    title = f"Recovery: from the fault to the first new step on all of {args.ranks} ranks, {runs} faults per row"
     return 0 if show(title, rows, args.json) else 1
 
 

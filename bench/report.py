@@ -66,7 +66,8 @@ def show(title: str, rows: list[Row], file: Path | None) -> bool:
         else:
             figures = f"{'-':>8} {'-':>8} {'-':>8}"
         sign = ">=" if row.at_least else "<="
-        budget = "" if row.budget is None else f"{sign} {row.budget:g} ({row.judged})  {'held' if row.held else 'MISSED'}"
+        verdict = "held" if row.held else "MISSED"
+        budget = "" if row.budget is None else f"{sign} {row.budget:g} ({row.judged})  {verdict}"
         print(f"{row.name:{width}} {len(row.values):3} {figures}   {row.unit:5} {budget:24} {row.notes}".rstrip())
     if file is not None:
         report = {"title": title, "machine": machine(), "rows": [asdict(row) | {"held": row.held} for row in rows]}

@@ -1,4 +1,4 @@
-"""Every fault kind in every phase of a step, on the first, a middle and the last rank: the end is the same, bit for bit."""
+"""Every fault kind in every phase of a step, on the first, a middle and the last rank: the end is the same bits."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,17 @@ def test_twenty_faults_in_two_hundred_steps() -> None:
     harness.assert_same_end(result, *args)
     assert len(result.incidents) == 20, result.explain()
     assert all(incident["steps_lost"] == 0 for incident in result.incidents)
+
+
+def test_a_script_with_a_process_group_of_its_own() -> None:
+    script = Path(__file__).parent / "scripts" / "trouble.py"
+    results = [
+        harness.run("own-group", script=script, nproc=3, faults=faults)
+        for faults in ((), ("kill@step=9,rank=0,phase=backward", "kill@step=19,rank=2,phase=forward"))
+    ]
+    ends = []
+    for result in results:
+        assert result.code == 0, result.explain()
+        ends.append({line.split("weights")[1] for line in result.out.splitlines() if "weights" in line})
+    assert ends[0] == ends[1] and len(ends[0]) == 1
+    assert restarted(results[1]) == [0, 2]

@@ -1,4 +1,4 @@
-"""The same script under plain python and plain torchrun: it trains, to the same bits, and says that it is not protected."""
+"""The same script under plain python and plain torchrun: it trains to the same bits and says it is not protected."""
 
 from __future__ import annotations
 

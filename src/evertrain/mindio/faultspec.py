@@ -1,4 +1,7 @@
-"""Injected faults in words: `kill@step=12,rank=1,phase=backward`. Pure parsing; `evertrain.torch.inject` makes them happen."""
+"""Injected faults in words: `kill@step=12,rank=1,phase=backward`.
+
+Pure parsing; `evertrain.torch.inject` makes them happen.
+"""
 
 from __future__ import annotations
 

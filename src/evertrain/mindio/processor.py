@@ -48,7 +48,7 @@ class Processor:
             version=protocol.VERSION, token=token, role="rank", rank=rank, incarnation=incarnation, pid=pid
         )
         self._board = board
-        self._on_stop = on_stop
+        self.on_stop = on_stop
         self._inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
         self._writer = protocol.FrameWriter()
         self._write_lock = threading.Lock()
@@ -174,6 +174,6 @@ class Processor:
                 self.newest_stop = max(self.newest_stop, message.attempt)
             if isinstance(message, protocol.Stop | protocol.Exit):
                 # Before the message can be taken: who takes it may rely on the interruption having been made.
-                self._on_stop()
+                self.on_stop()
             self._inbox.put(message)
 

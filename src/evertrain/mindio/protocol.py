@@ -18,6 +18,9 @@ import msgspec
 
 VERSION = 1
 MAX_FRAME = 10 * 1024 * 1024
+PRELUDE = "prelude/"
+"""Prefix of the store's keys that belong to no generation and stay for the life of the job: what ranks agreed on
+before training."""
 _LENGTH = struct.Struct(">I")
 
 

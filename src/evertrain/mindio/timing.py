@@ -82,9 +82,8 @@ class Timing:
             ("rebuild", "group", "the collective library would give up before the controller does"),
         ):
             if getattr(self, shorter) > getattr(self, longer):
-                raise TimingError(
-                    f"{shorter} ({getattr(self, shorter):g} s) must not exceed {longer} ({getattr(self, longer):g} s): {why}"
-                )
+                have = f"{shorter} ({getattr(self, shorter):g} s) must not exceed {longer} ({getattr(self, longer):g} s)"
+                raise TimingError(f"{have}: {why}")
 
     def repair_time(self, state_bytes: int) -> float:
         return self.repair + state_bytes / REPAIR_BYTES_PER_SECOND

@@ -16,7 +16,8 @@ __all__ = ["Training"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from evertrain.torch import training
+        from evertrain.torch import link, training
 
+        link.prepare_script()
         return getattr(training, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from evertrain.mindio.protocol import PRELUDE
 from evertrain.torch import groups
 from evertrain.torch.backends import Backend, Gloo, pick
 from evertrain.torch.default_group import default_installed, install_default
@@ -32,7 +33,7 @@ from evertrain.torch.store import LinkStore, StoreLink
 
 LIMIT = 1024 * 1024
 """Bytes of one operation's result that are noted."""
-PREFIX = "prelude/"
+PREFIX = PRELUDE
 _PATIENCE = 5.0
 """Seconds that a note may take to arrive. It was written before the predecessor began to train, or never."""
 

@@ -9,6 +9,7 @@ instructions one by one, so there is a single place where the state of a rank ch
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -108,6 +109,9 @@ class Session:
     def run(self, function: Callable[[], T], finish_step: Callable[[], None]) -> T:
         """Call the training function until it has returned on all ranks."""
         self._interrupter.install()
+        # What the script has built up to here stays; without this, a full collection in the middle of a recovery looks
+        # at all of it for a tenth of a second.
+        gc.freeze()
         self._injector.step = self._state.step
         self._injector("start")
         self._send_out(None)
@@ -312,8 +316,7 @@ class Session:
     def _load_checkpoint(self, step: int) -> None:
         if self._checkpoints is None:
             raise CheckpointError("there is no checkpoint directory")
-        _, tree = self._checkpoints.load_step(step)
-        self._state.load(tree)
+        self._state.load(self._checkpoints.load_step(step))
 
     def _go(self) -> None:
         assert self._group is not None
@@ -329,7 +332,7 @@ class Session:
         try:
             if self._checkpoints is None:
                 raise CheckpointError(
-                    "there is no checkpoint directory; give Training a checkpoint_dir, or launch with --ft-checkpoint-dir"
+                    "there is no checkpoint directory: give Training a checkpoint_dir or launch with --ft-checkpoint-dir"
                 )
             self._checkpoints.wait()
             path = self._checkpoints.save(self._state.step, codec.pack(self._state.tree()), "dump")

@@ -1,8 +1,8 @@
 """The state of a training run: what rolls back together, what a replacement receives, what a checkpoint holds.
 
-It has two parts. The *core* (seed, parameters and optimizer state) is the same on every rank of a data-parallel job, so its
-digest can be compared between ranks. The *rest* (buffers, scheduler, scaler, extra objects, data position, step) goes
-along with it.
+It has two parts. The *core* (seed, parameters and optimizer state) is the same on every rank of a data-parallel job, so
+its digest can be compared between ranks. The *rest* (buffers, scheduler, scaler, extra objects, data position, step)
+goes along with it.
 
 A rank that is stopped before its optimizer update still has the core of the step's beginning; only the small, fast
 changing rest has to be put back. That is what `snapshot` keeps at each step's beginning and `rollback` restores. A rank

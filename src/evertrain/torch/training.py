@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,10 +32,8 @@ import torch
 
 from evertrain.mindio import board as activities
 from evertrain.mindio import faultspec
-from evertrain.mindio.board import BOARD_FD, FAULT_BOARD_FD, Board, FaultBoard
-from evertrain.mindio.processor import Processor
-from evertrain.mindio.timing import Timing
-from evertrain.torch import codec, parking, rng
+from evertrain.mindio.board import FAULT_BOARD_FD, Board, FaultBoard
+from evertrain.torch import codec, link, parking, rng
 from evertrain.torch.checkpoint import Checkpoints
 from evertrain.torch.data import Feed
 from evertrain.torch.inject import Injector
@@ -103,14 +100,13 @@ class Training:
         self._feeds: dict[str, Feed] = {}
         self._loaders: dict[str, Iterable[Any]] = {}
         self._calls = 0
-        board_fd = os.environ.get(BOARD_FD)
-        self._board = Board(int(board_fd)) if board_fd else Board()
+        self._board = link.board()
         self._inject = _injector(self.rank, self._board)
         self._reducer = Reducer(model, faults=self._inject)
         self.model = Replica(model, self._reducer, faults=self._inject)
         self._running = False
         self._runner: Session | Unprotected
-        if os.environ.get("EVERTRAIN_CONTROLLER"):
+        if link.is_launched():
             self._runner = self._protected()
         else:
             self._runner = Unprotected(self.rank, self.world_size, self._state, self._reducer, self._board)
@@ -118,32 +114,21 @@ class Training:
             item.register_step_pre_hook(self._before_update)
 
     def _protected(self) -> Session:
-        host, _, port = os.environ["EVERTRAIN_CONTROLLER"].rpartition(":")
-        timing = Timing(**json.loads(os.environ["EVERTRAIN_TIMING"]))
-        interrupter = Interrupter()
-        processor = Processor(
-            (host, int(port)),
-            os.environ["EVERTRAIN_TOKEN"],
-            rank=self.rank,
-            incarnation=int(os.environ.get("EVERTRAIN_INCARNATION", "0")),
-            pid=os.getpid(),
-            board=self._board,
-            on_stop=lambda: session.stop_now(),
-        )
+        processor, welcome = link.open_link()
         session = Session(
             processor=processor,
             rank=self.rank,
             world_size=self.world_size,
-            timing=timing,
+            timing=link.timing(),
             board=self._board,
             state=self._state,
             reducer=self._reducer,
             injector=self._inject,
-            interrupter=interrupter,
+            interrupter=Interrupter(),
             checkpoints=self._checkpoints,
             on_go=self._on_go,
         )
-        welcome = processor.connect(timeout=timing.start)
+        processor.on_stop = session.stop_now
         self._running = welcome.running
         return session
 

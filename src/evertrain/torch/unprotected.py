@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from evertrain.mindio.board import Board
+from evertrain.torch import backends
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import TrainingState
 
@@ -53,10 +54,7 @@ class Unprotected:
 
     def _join(self) -> None:
         if not dist.is_initialized():
-            backend = "gloo"
-            if torch.accelerator.is_available():
-                backend = dist.Backend.default_device_backend_map.get(torch.accelerator.current_accelerator().type, backend)
-            dist.init_process_group(backend)
+            dist.init_process_group(backends.pick(next(self._state.model.parameters()).device.type).name)
         seed = torch.tensor([self._state.seed], dtype=torch.uint64).view(torch.int64)
         dist.broadcast(seed, src=0)
         self._state.seed = int(seed.view(torch.uint64).item())

@@ -24,6 +24,13 @@ if trouble == "full-disk":
     sys.exit()
 
 width = 8
+if trouble == "own-group":
+    # What a script for torchrun does: it makes its group first thing and agrees on something with it.
+    torch.distributed.init_process_group("gloo")
+    told = [rank + 8]
+    torch.distributed.broadcast_object_list(told, src=0)
+    width = told[0]
+    torch.distributed.barrier()
 if trouble == "different-models" and rank == 2:
     width = 9
 device = "meta" if trouble == "meta" else "cpu"
@@ -77,6 +84,10 @@ def train():
             end = time.monotonic() + 3  # an evaluation that nobody announced: it computes
             while time.monotonic() < end:
                 torch.randn(64, 64) @ torch.randn(64, 64)
+        if trouble == "own-group":
+            shared = torch.tensor([float(step + rank)])
+            torch.distributed.all_reduce(shared)
+            assert shared.item() == 3 * step + 3, shared
         loss = training.model(batch).pow(2).mean()
         loss.backward()
         optimizer.step()
@@ -86,4 +97,6 @@ def train():
 
 
 train()
+if trouble == "own-group":
+    torch.distributed.destroy_process_group()
 print("weights", round(sum(p.abs().sum().item() for p in model.parameters()), 6), flush=True)

@@ -35,7 +35,7 @@ from evertrain.mindio.controller.machine import (
     ToAgent,
 )
 from evertrain.mindio.controller.store import GenerationStore
-from evertrain.mindio.protocol import Hello, Message, Refused, StoreAdd, StoreGet, StoreSet, Welcome
+from evertrain.mindio.protocol import PRELUDE, Hello, Message, Refused, StoreAdd, StoreGet, StoreSet, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,7 @@ class Server:
         self._agent: Link | None = None
         self._agent_heard = 0.0
         self._store = GenerationStore()
+        self._store.open(PRELUDE)
         self._listener: asyncio.Server | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None

@@ -1,0 +1,71 @@
+"""This process's link to the controller, opened at its first use and shared by all that need it.
+
+A script may talk to its peers before it builds its `Training`; both use the one link that a rank has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from evertrain.mindio.board import BOARD_FD, Board
+from evertrain.mindio.processor import Processor
+from evertrain.mindio.protocol import Welcome
+from evertrain.mindio.timing import Timing
+
+_opened: tuple[Processor, Welcome] | None = None
+_board: Board | None = None
+_undo_patch = None
+
+
+def is_launched() -> bool:
+    """True in a process that `evertrain launch` started."""
+    return bool(os.environ.get("EVERTRAIN_CONTROLLER"))
+
+
+def timing() -> Timing:
+    return Timing(**json.loads(os.environ["EVERTRAIN_TIMING"]))
+
+
+def incarnation() -> int:
+    return int(os.environ.get("EVERTRAIN_INCARNATION", "0"))
+
+
+def board() -> Board:
+    """The agent's board for this process, or one that nobody reads."""
+    global _board
+    if _board is None:
+        fd = os.environ.get(BOARD_FD)
+        _board = Board(int(fd)) if fd else Board()
+    return _board
+
+
+def open_link() -> tuple[Processor, Welcome]:
+    global _opened
+    if _opened is None:
+        host, _, port = os.environ["EVERTRAIN_CONTROLLER"].rpartition(":")
+        processor = Processor(
+            (host, int(port)),
+            os.environ["EVERTRAIN_TOKEN"],
+            rank=int(os.environ["RANK"]),
+            incarnation=incarnation(),
+            pid=os.getpid(),
+            board=board(),
+        )
+        _opened = processor, processor.connect(timeout=timing().start)
+    return _opened
+
+
+def prepare_script() -> None:
+    """The script has imported `Training`: its own `init_process_group` must not wait for peers that train already."""
+    global _undo_patch
+    if _undo_patch is None and is_launched():
+        from evertrain.torch.prelude import patch_init_process_group
+
+        _undo_patch = patch_init_process_group(
+            rank=int(os.environ["RANK"]),
+            size=int(os.environ["WORLD_SIZE"]),
+            connect=lambda: open_link()[0],
+            first=incarnation() == 0,
+            timeout=timing().group,
+        )
