@@ -43,10 +43,11 @@ def test_the_newest_process_of_the_rank_is_killed_once(tmp_path: Path, monkeypat
 
     write()
     killer = demo.Killer(rank=2, steps=100, events=events)
-    killer.watch(49)
     killer.watch(60)
-    assert not killed, "too early, or no spare is warm yet"
-    write({"event": "spare", "ready": 1})
+    assert not killed, "no spare is warm yet"
+    write({"event": "spare", "pid": 99})
+    killer.watch(32)
+    assert not killed, "too early"
     killer.watch(61)
     killer.watch(62)
     assert killed == [(13, signal.SIGKILL)] and killer.done
@@ -58,9 +59,9 @@ def test_it_is_killed_in_the_end_even_without_a_spare(tmp_path: Path, monkeypatc
     events = tmp_path / "events.jsonl"
     events.write_text(json.dumps({"event": "started", "rank": 0, "pid": 7}) + "\n")
     killer = demo.Killer(rank=0, steps=100, events=events)
-    killer.watch(74)
+    killer.watch(89)
     assert not killed
-    killer.watch(75)
+    killer.watch(90)
     assert killed == [7]
 
 

@@ -84,14 +84,14 @@ def _demo(script: Path, args: argparse.Namespace, folder: Path) -> int:
     print("The question: does the training survive, and does it learn the same as if nothing had happened?")
 
     print(_bold(f"\n1. For comparison: {args.steps} steps in which nothing happens."))
-    calm = _train(script, args, folder / "calm.jsonl")
+    calm = _train(script, args, folder / "calm.jsonl", flags=["--ft-warm", "0"])
     if not _completed(calm, args.ranks):
         return 1
 
     print(_bold(f"\n2. The same again, and rank {args.kill_rank} is killed in the middle."))
     events = Path(args.events).absolute() if args.events else folder / "killed.jsonl"
     killer = Killer(args.kill_rank, args.steps, events)
-    killed = _train(script, args, events, killer.watch)
+    killed = _train(script, args, events, on_step=killer.watch)
     if not _completed(killed, args.ranks):
         return 1
     incidents = [event for event in killed.events if event["event"] == "incident"]
@@ -115,11 +115,11 @@ def _demo(script: Path, args: argparse.Namespace, folder: Path) -> int:
 
 
 class Killer:
-    """Kills a rank in the second half of the run, as soon as a replacement is warm, and later in any case."""
+    """Kills a rank as soon as a spare is warm, but not before a third of the steps, and near the end in any case."""
 
     def __init__(self, rank: int, steps: int, events: Path) -> None:
         self.rank, self._events = rank, events
-        self._earliest, self._latest = steps // 2, steps * 3 // 4
+        self._earliest, self._latest = steps // 3, steps * 9 // 10
         self._killed_at = 0.0
         self.done = False
 
@@ -127,7 +127,7 @@ class Killer:
         if self.done or step < self._earliest:
             return
         events = timeline.read(str(self._events))
-        if step < self._latest and not any(e["event"] == "spare" and e["ready"] for e in events):
+        if step < self._latest and not any(e["event"] == "spare" for e in events):
             return
         pid = next(e["pid"] for e in reversed(events) if e["event"] == "started" and e["rank"] == self.rank)
         self._killed_at = time.monotonic()
@@ -149,13 +149,18 @@ class Killer:
         return incident | {"phases_ms": phases | {"detect": detect}, "total_ms": total}
 
 
-def _train(script: Path, args: argparse.Namespace, events: Path, on_step: Callable[[int], None] | None = None) -> Run:
+def _train(
+    script: Path,
+    args: argparse.Namespace,
+    events: Path,
+    flags: Sequence[str] = (),
+    on_step: Callable[[int], None] | None = None,
+) -> Run:
     """Run the example to its end and show a few of its lines."""
-    arguments = [
-        "launch", "--standalone", "--nproc-per-node", str(args.ranks), "--ft-events", str(events),
-        str(script), "--steps", str(args.steps), "--log-every", str(max(args.steps // 60, 1)),
-    ]  # fmt: skip
-    print(f"   $ evertrain launch --nproc-per-node {args.ranks} {os.path.relpath(script)} --steps {args.steps}")
+    launch = ["launch", "--nproc-per-node", str(args.ranks), *flags]
+    steps = ["--steps", str(args.steps)]
+    print("   $ evertrain " + " ".join([*launch, os.path.relpath(script), *steps]))
+    arguments = [*launch, "--ft-events", str(events), str(script), *steps, "--log-every", str(max(args.steps // 60, 1))]
     began, shown, run = time.monotonic(), 0, Run(code=-1, seconds=0.0)
     # The same interpreter as ours, wherever the console script is.
     process = subprocess.Popen(
