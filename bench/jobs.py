@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = Path(__file__).with_name("toy.py")
@@ -66,13 +69,12 @@ class Job:
             try:
                 self.process.wait(60)
             except subprocess.TimeoutExpired:
+                ranks = [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
                 self.process.kill()
                 self.process.wait()
-        for pid in {entry[0] for rank in range(self.ranks) for entry in self.log(rank)}:
-            try:
-                os.kill(pid, signal.SIGKILL)  # a rank that outlived a launcher which had to be killed
-            except ProcessLookupError:
-                pass
+                for pid in ranks:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         self._output.close()
         self._folder.cleanup()
 
@@ -109,9 +111,10 @@ class Job:
 
     def wait_for_spare(self) -> None:
         def ready() -> bool:
-            events = map(json.loads, self.events.read_text().splitlines())
-            states = [event["ready"] for event in events if event["event"] == "spare"]
-            return bool(states) and states[-1] > 0
+            events = [json.loads(line) for line in self.events.read_text().splitlines()]
+            warmed = sum(event["event"] == "spare" for event in events)
+            used = sum(event["event"] == "started" and event["warm"] for event in events)
+            return warmed > used
 
         self.wait("a warm spare", ready)
 

@@ -163,8 +163,6 @@ class Cluster:
         """By generation: the state with which each rank was told to go."""
         self.open_generations: set[str] = set()
         self.end: p.End | None = None
-        self.mass_starts = 0
-        """How often all processes were ordered at once: at the start and by every restart."""
         self.start_ranks = True
         """False: the agent does not start what it is told to."""
 
@@ -173,9 +171,6 @@ class Cluster:
     def feed(self, event: Event) -> list[Action]:
         over = self.machine.ended is not None
         actions = self.machine.handle(event, self.now)
-        spawned = [a for a in actions if isinstance(a, ToAgent) and isinstance(a.message, p.Spawn)]
-        if len(spawned) == self.world_size and not isinstance(event, Tick):
-            self.mass_starts += 1
         assert not (over and actions), "the machine acts after the end of the job"
         for action in actions:
             self._carry_out(action)

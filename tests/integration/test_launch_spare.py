@@ -89,3 +89,11 @@ def test_a_fault_before_the_spare_is_ready_is_answered_with_a_new_process(job):
     job.wait_for("incident")
     assert job.seen("started", rank=1, incarnation=1, warm=False)
     assert job.finish().code == 0
+
+
+def test_no_spare_outlives_a_killed_launcher(job):
+    job.start()
+    (spare,) = job.wait_for("spare")
+    job.launcher.kill()
+    job.launcher.communicate()
+    wait_for(lambda: not os.path.exists(f"/proc/{spare['pid']}"), "the end of the spare", 10)

@@ -200,8 +200,8 @@ class Job(RuleBasedStateMachine):
     @invariant()
     def budgets_are_kept(self) -> None:
         assert self.job.machine.restarts <= self.job.machine.max_restarts
-        if self.job.world_size > 1:
-            assert self.job.mass_starts <= self.job.machine.max_restarts + 1
+        restarts = sum(record["event"] == "decision" and record["decision"] == "restart" for record in self.job.records)
+        assert restarts <= self.job.machine.max_restarts
 
     @invariant()
     def one_generation_is_open_while_it_is_used(self) -> None:
@@ -225,6 +225,8 @@ class Job(RuleBasedStateMachine):
         while self.job.agent_says:
             self.the_agent_speaks()
         self.job.settle()
+        self.budgets_are_kept()
+        self.nobody_went_on_with_another_state()
         assert self.job.machine.deadline is None
         assert self.job.feed(FromAgent(p.Terminate(reason="late", grace=1.0))) == []
 

@@ -220,7 +220,8 @@ class Supervisor:
                 detail=detail,
                 exit_code=code,
                 at=happened_at(process, now),
-            )
+            ),
+            process,
         )
         # What it started itself must not run on beside its replacement.
         process.kill()
@@ -230,11 +231,13 @@ class Supervisor:
             at = happened_at(process, time.monotonic())
             detail = "the process was stopped (state T)"
             rank, incarnation = process.rank, process.incarnation
-            self._tell_fault(protocol.Fault(kind="stopped", rank=rank, incarnation=incarnation, detail=detail, at=at))
+            self._tell_fault(
+                protocol.Fault(kind="stopped", rank=rank, incarnation=incarnation, detail=detail, at=at), process
+            )
 
     def _on_stall(self, process: Process, fault: protocol.Fault) -> None:
         if self._is_current(process):
-            self._tell_fault(fault)
+            self._tell_fault(fault, process)
 
     def _on_ended(self, process: Process, code: int) -> None:
         for stream in process.streams.values():
@@ -258,9 +261,10 @@ class Supervisor:
     def _is_current(self, process: Process) -> bool:
         return self._processes.get(process.rank) is process
 
-    def _tell_fault(self, fault: protocol.Fault) -> None:
+    def _tell_fault(self, fault: protocol.Fault, process: Process | None = None) -> None:
         if self._link is not None:
-            self._link.send(protocol.Observed(fault=fault))
+            trains = process is not None and process.board.activity != board.BOOT
+            self._link.send(protocol.Observed(fault=fault, step=process.board.step if process and trains else -1))
 
     def _ping(self, rank: int, number: int) -> None:
         if self._link is not None:

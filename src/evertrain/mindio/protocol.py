@@ -263,6 +263,8 @@ class Observed(Message):
     """A fault that the agent saw in one of its processes."""
 
     fault: Fault
+    step: int = -1
+    """The step that the process had completed, as its board shows; -1 if it had not begun to train."""
 
 
 class Ended(Message):

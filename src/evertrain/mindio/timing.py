@@ -82,8 +82,8 @@ class Timing:
             ("rebuild", "group", "the collective library would give up before the controller does"),
         ):
             if getattr(self, shorter) > getattr(self, longer):
-                have = f"{shorter} ({getattr(self, shorter):g} s) must not exceed {longer} ({getattr(self, longer):g} s)"
-                raise TimingError(f"{have}: {why}")
+                short, long = (f"{name} ({getattr(self, name):g} s)" for name in (shorter, longer))
+                raise TimingError(f"{short} must not exceed {long}: {why}")
 
     def repair_time(self, state_bytes: int) -> float:
         return self.repair + state_bytes / REPAIR_BYTES_PER_SECOND

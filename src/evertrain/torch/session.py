@@ -332,7 +332,7 @@ class Session:
         try:
             if self._checkpoints is None:
                 raise CheckpointError(
-                    "there is no checkpoint directory: give Training a checkpoint_dir or launch with --ft-checkpoint-dir"
+                    "there is no checkpoint directory: give Training one, or launch with --ft-checkpoint-dir"
                 )
             self._checkpoints.wait()
             path = self._checkpoints.save(self._state.step, codec.pack(self._state.tree()), "dump")

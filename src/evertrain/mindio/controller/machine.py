@@ -194,7 +194,7 @@ class Machine(Job):
         if fault.kind == "exit" and fault.exit_code == 0:
             self._on_ended(Ended(rank=fault.rank, incarnation=fault.incarnation))
         elif member := self._member(fault.rank, fault.incarnation):
-            self._on_fault(member, fault)
+            self._on_fault(member, fault, observed.step if observed.step >= 0 else None)
         else:
             self._explain(fault)
 
