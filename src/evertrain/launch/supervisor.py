@@ -124,9 +124,11 @@ class Supervisor:
             self._restart_ordered = False
             self._spawner.begin_attempt(self._spawner.attempt + 1)
             self._outputs.begin_attempt(self._spawner.attempt)
-        old = self._processes.pop(order.rank, None)
-        if old is not None:
+        if old := self._processes.get(order.rank):
+            # The controller may have heard of its broken link first; it still wants to know the cause.
+            self._watcher.look(old)
             old.kill()
+            del self._processes[order.rank]
         try:
             process = self._promoted(order) or self._spawner.cold(order.rank, order.incarnation)
         except OSError as error:
@@ -263,8 +265,9 @@ class Supervisor:
 
     def _tell_fault(self, fault: protocol.Fault, process: Process | None = None) -> None:
         if self._link is not None:
-            trains = process is not None and process.board.activity != board.BOOT
-            self._link.send(protocol.Observed(fault=fault, step=process.board.step if process and trains else -1))
+            # Before its first step a process may hold any state; the controller knows which one it gave it.
+            knows = process is not None and process.board.steps_done > 0
+            self._link.send(protocol.Observed(fault=fault, step=process.board.step if process and knows else -1))
 
     def _ping(self, rank: int, number: int) -> None:
         if self._link is not None:

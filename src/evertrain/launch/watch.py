@@ -113,8 +113,12 @@ class Watcher:
 
     def _look_at_all(self) -> None:
         for process in list(self._watched.values()):
-            if not process.reported and not process.doomed:
-                self._look(process)
+            self.look(process)
+
+    def look(self, process: Process) -> None:
+        """See now whether this process is dying or stopped, unless that is known."""
+        if not process.reported and not process.doomed and process.code is None:
+            self._look(process)
 
     def _look(self, process: Process) -> None:
         seen = procfs.glance(process.stat_fd)

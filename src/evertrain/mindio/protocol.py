@@ -264,7 +264,7 @@ class Observed(Message):
 
     fault: Fault
     step: int = -1
-    """The step that the process had completed, as its board shows; -1 if it had not begun to train."""
+    """The step that the process had completed, as its board shows; -1 if it had completed none itself."""
 
 
 class Ended(Message):
