@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,10 +30,12 @@ def main(argv: Sequence[str]) -> int:
     except TimelineError as error:
         print(f"evertrain timeline: {error}", file=sys.stderr)
         return 1
-    if arguments.json:
-        print(json.dumps([event for event in events if event["event"] == "incident"], indent=2))
-    else:
-        print(render(events))
+    incidents = [event for event in events if event["event"] == "incident"]
+    try:
+        print(json.dumps(incidents, indent=2) if arguments.json else render(events), flush=True)
+    except BrokenPipeError:
+        # The reader, `head` for example, has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
