@@ -67,7 +67,7 @@ class Rank:
         self.say(
             p.Out(
                 step=self.step, clean=self.clean, attempt=self.taken, fresh=self.fresh, fault=fault,
-                fingerprint="same", seed=100 + self.rank, state_bytes=1000,
+                fingerprint="same", state_bytes=1000,
             )
         )  # fmt: skip
 
@@ -246,7 +246,7 @@ class Cluster:
 
     # Everything that is due, until nothing is.
 
-    def quiesce(self, *, train: bool = True, limit: int = 100_000) -> None:
+    def quiesce(self, *, train: bool = True, limit: int = 5_000) -> None:
         for _ in range(limit):
             if not self._one_thing(train):
                 return
