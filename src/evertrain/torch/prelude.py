@@ -86,6 +86,8 @@ class Prelude(dist.ProcessGroup):
         self._link = link
         self._inner = inner
         self._count = 0
+        # Held here: torch's C++ side does not keep the Python part of a store alive.
+        self._store = inner.get_group_store() if inner else _NoStore()
         self._backend = inner.backend if inner else Gloo()
 
     def _start(self, name: str, args: tuple, options: dict[str, Any]) -> PreludeWork:
@@ -167,7 +169,7 @@ class Prelude(dist.ProcessGroup):
         return self._backend.name
 
     def get_group_store(self) -> dist.Store:
-        return self._inner.get_group_store() if self._inner else _NoStore()
+        return self._store
 
     @property
     def _device_types(self) -> list[torch.device]:

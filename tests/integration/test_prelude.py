@@ -1,0 +1,135 @@
+"""What scripts say to their peers before training: real in the first processes, replayed in a replacement."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evertrain.torch import backends, groups, prelude
+from evertrain.torch.default_group import install_default
+from teams import Member, team
+
+
+class Link:
+    """A store in a file in the place of the controller's."""
+
+    def __init__(self, path: str) -> None:
+        self._store = dist.FileStore(path, -1)
+
+    def store_set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value.hex())
+
+    def store_get(self, keys: list[str], timeout: float) -> list[bytes]:
+        try:
+            self._store.wait(keys, timedelta(seconds=timeout))
+        except dist.DistStoreError:
+            raise TimeoutError from None
+        return [bytes.fromhex(self._store.get(key).decode()) for key in keys]
+
+    def store_add(self, key: str, amount: int) -> int:
+        raise NotImplementedError
+
+
+def start_script(me: Member, first: bool, script: str) -> Any:
+    """The beginning of a script, up to its first line of training."""
+    undo = prelude.patch_init_process_group(
+        me.rank, me.size, lambda: Link(f"{me.directory}/link"), first, timeout=30.0
+    )
+    try:
+        dist.init_process_group("gloo")
+        return globals()[script](me)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        undo()
+
+
+def agree(me: Member) -> dict[str, Any]:
+    seen: dict[str, Any] = {"rank": dist.get_rank(), "size": dist.get_world_size(), "backend": dist.get_backend()}
+    run = [f"run of {me.rank}"]
+    dist.broadcast_object_list(run, src=2)
+    seen["run"] = run
+    names: list[Any] = [None] * me.size
+    dist.all_gather_object(names, {"rank": me.rank})
+    seen["names"] = names
+    dist.barrier()
+    samples = torch.tensor([10 + me.rank])
+    dist.all_reduce(samples)
+    seen["samples"] = samples.item()
+    weights = torch.full((prelude.LIMIT,), float(me.rank))
+    dist.broadcast(weights, src=1)
+    seen["weights"] = weights[0].item()
+    work = dist.all_reduce(odd := torch.ones(3, 2, dtype=torch.bfloat16), async_op=True)
+    work.wait()
+    seen["odd"] = odd.float().tolist()
+    if me.rank == 0:
+        dist.send(torch.tensor([5.0]), 1)
+    if me.rank == 1:
+        dist.recv(x := torch.empty(1), 0)
+        seen["received"] = x.item()
+    return seen
+
+
+def disagree(me: Member) -> str:
+    try:
+        dist.barrier()
+    except prelude.PreludeError as error:
+        return str(error)
+    return "agreed"
+
+
+def make_a_group(me: Member) -> str:
+    try:
+        dist.new_group([0, 1, 2])
+    except Exception as error:
+        return str(error)
+    return "made"
+
+
+def wrong_arguments(me: Member) -> str:
+    undo = prelude.patch_init_process_group(me.rank, me.size, lambda: Link(f"{me.directory}/link"), False, timeout=30.0)
+    try:
+        dist.init_process_group("gloo", rank=me.rank, world_size=me.size + 1)
+    except ValueError as error:
+        return str(error)
+    finally:
+        undo()
+    return "accepted"
+
+
+def hand_over(me: Member) -> list[float]:
+    """Training begins: its group takes the place of the one before it."""
+    group = groups.build(5, me.rank, me.size, me.store(5), backends.pick("cpu"), 30.0, threading.Event())
+    install_default(group)
+    dist.all_reduce(x := torch.ones(1))
+    return x.tolist()
+
+
+def test_a_replacement_sees_what_its_predecessor_saw(tmp_path: Path) -> None:
+    with team(__file__, tmp_path, 3) as ranks:
+        first = ranks.call(start_script, True, "agree")
+        for rank, seen in enumerate(first):
+            assert (seen["rank"], seen["size"], seen["backend"]) == (rank, 3, "gloo")
+            assert seen["run"] == ["run of 2"]
+            assert seen["names"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+            assert seen["samples"] == 33
+            assert seen["weights"] == 1.0
+            assert seen["odd"] == [[3.0, 3.0]] * 3
+            assert seen.get("received") == (5.0 if rank == 1 else None)
+        # Each alone, with nobody to answer. Only what is too big to be noted stays as the replacement made it.
+        for rank in (1, 0):
+            (seen,) = ranks.call(start_script, False, "agree", ranks=[rank])
+            assert seen == {**first[rank], "weights": float(rank)}
+        (text,) = ranks.call(start_script, False, "disagree", ranks=[2])
+        assert "number 1 before training was broadcast" in text and "is barrier here" in text
+        (text,) = ranks.call(start_script, False, "make_a_group", ranks=[2])
+        assert "Make groups inside the training function" in text
+        (text,) = ranks.call(wrong_arguments, ranks=[0])
+        assert "world_size=4" in text
+        assert ranks.call(start_script, False, "hand_over") == [[3.0]] * 3
+        assert [ranks.finish(rank) for rank in range(3)] == [0, 0, 0]
