@@ -242,6 +242,8 @@ class Cluster:
     def boot(self, rank: Rank) -> None:
         if rank.place == "boot" and not rank.deaf:
             self.linked.add((rank.rank, rank.incarnation))
+            hello = p.Hello(version=p.VERSION, token="", role="rank", rank=rank.rank, incarnation=rank.incarnation)
+            self.feed(FromRank(rank.rank, rank.incarnation, hello))
             rank.enter()
 
     # Everything that is due, until nothing is.

@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "pytorch" / "train.py"
+TROUBLE = Path(__file__).parent / "scripts" / "trouble.py"
 RANKS = 4
 STEPS = 14
 EVERY = 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -99,9 +98,8 @@ def test_twenty_faults_in_two_hundred_steps() -> None:
 
 
 def test_a_script_with_a_process_group_of_its_own() -> None:
-    script = Path(__file__).parent / "scripts" / "trouble.py"
     results = [
-        harness.run("own-group", script=script, nproc=3, faults=faults)
+        harness.run("own-group", script=harness.TROUBLE, nproc=3, faults=faults)
         for faults in ((), ("kill@step=9,rank=0,phase=backward", "kill@step=19,rank=2,phase=forward"))
     ]
     ends = []

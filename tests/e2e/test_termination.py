@@ -44,10 +44,13 @@ def test_restart_of_all_from_the_checkpoint_when_nobody_has_the_state(tmp_path) 
 
 
 def test_state_lost_in_living_processes_is_loaded_online(tmp_path) -> None:
-    faults = tuple(f"uce@step=7,rank={rank},phase=forward" for rank in range(harness.RANKS))
-    checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
-    result = harness.run(*ARGS, *checkpoints, faults=faults)
-    harness.assert_same_end(result, *ARGS)
+    """All ranks lose their state in the same update, and no process ends."""
+    ends = []
+    for kind in ("none", "lost-everywhere"):
+        result = harness.run(kind, str(tmp_path / kind), script=harness.TROUBLE, nproc=3)
+        assert result.code == 0, result.explain()
+        ends.append({line.split("weights")[1] for line in result.out.splitlines() if "weights" in line})
+    assert ends[0] == ends[1] and len(ends[0]) == 1
     assert not any(incident["restarted"] for incident in result.incidents), result.explain()
     assert any(incident["steps_lost"] == 2 for incident in result.incidents), result.explain()
 

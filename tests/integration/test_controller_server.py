@@ -109,9 +109,9 @@ def test_a_job_from_start_to_end_with_a_death_in_between() -> None:
         async with controller() as (server, agent):
             assert [(await agent.until(p.Spawn)).rank for _ in range(2)] == [0, 1]
             ranks = [await Peer.rank(server, number) for number in range(2)]
-            for number, peer in enumerate(ranks):
-                assert await peer.next() == p.Welcome(seed=None, running=False)
-                peer.say(p.Out(step=0, clean=True, fresh=True, seed=40 + number))
+            for peer in ranks:
+                assert await peer.next() == p.Welcome(running=False)
+                peer.say(p.Out(step=0, clean=True, fresh=True))
             await bring_to_running(ranks)
             for peer in ranks:
                 peer.say(p.Resumed(generation=1, step=1))
@@ -121,9 +121,9 @@ def test_a_job_from_start_to_end_with_a_death_in_between() -> None:
             stop = await ranks[0].until(p.Stop)
             assert await agent.until(p.Spawn) == p.Spawn(rank=1, incarnation=1)
             ranks[1] = await Peer.rank(server, 1, 1)
-            assert await ranks[1].next() == p.Welcome(seed=41, running=True)
+            assert await ranks[1].next() == p.Welcome(running=True)
             ranks[0].say(p.Out(step=1, clean=True, attempt=stop.attempt))
-            ranks[1].say(p.Out(step=0, clean=True, fresh=True, seed=41))
+            ranks[1].say(p.Out(step=0, clean=True, fresh=True))
             await bring_to_running(ranks, 2, 1)
             for peer in ranks:
                 peer.say(p.Finished(step=1))

@@ -93,7 +93,9 @@ def test_step_clock_learns_from_ordinary_steps_only():
     clock.feed(1, sample(steps_done=4), 90.0)
     assert clock.longest == 3.0, "nor is a section announced as slow"
     clock.feed(1, sample(steps_done=24), 100.0)
-    assert clock.longest == 3.0, "several steps between two samples count by their mean"
+    assert clock.longest == 0.5, "several steps between two samples count by their mean, and one outlier does not count"
+    clock.feed(1, sample(steps_done=25), 103.0)
+    assert clock.longest == 3.0, "two of them do"
 
 
 def evidence(states="SSS", cpu=0.0, process=None, answered=True, stacks=("a", "a"), children=0.0):

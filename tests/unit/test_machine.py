@@ -260,12 +260,13 @@ def test_different_models_end_the_job_with_the_names_of_the_ranks() -> None:
     assert "rank 2: 3 layers" in reason and "all others: 2 layers" in reason
 
 
-def test_seeds_are_kept_for_the_replacement() -> None:
-    job = Cluster(2).started()
-    assert job.machine.seed_of(1) == 101
+def test_a_replacement_is_told_that_others_have_its_state() -> None:
+    job = Cluster(2)
+    job.hello()
+    assert not job.machine.running_for(1)
+    job.started()
     job.end_process(job.ranks[1], -9)
     job.from_agent()
-    assert job.machine.seed_of(1) == 101
     assert job.machine.running_for(1), "the replacement need not load a checkpoint"
     assert job.machine.refusal(1, 0) is not None and job.machine.refusal(1, 1) is None
 

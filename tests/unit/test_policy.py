@@ -39,7 +39,8 @@ def ladder(fault: Fault, situation: Situation, times: int) -> list[str]:
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_the_first_answer_to_every_kind(kind: str) -> None:
     decision = decide(Fault(kind=kind, rank=1), RUNNING, History())
-    assert decision.strategy == (RECOVER_IN_PLACE if kind in PROCESS_LOST else RETRY)
+    expected = EXIT if kind == "script" else RECOVER_IN_PLACE if kind in PROCESS_LOST else RETRY
+    assert decision.strategy == expected
     assert "rank 1" in decision.explanation
 
 

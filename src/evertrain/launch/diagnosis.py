@@ -13,8 +13,9 @@ A rank inside a collective waits for the others and is not to blame, unless all 
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -51,16 +52,19 @@ class StepClock:
     Samples are taken about ten times within the detection bound, so shorter steps are not resolved; they don't matter,
     because the bound is the lower limit of all patience anyway. A step that was interrupted by a recovery or contained
     a section announced as slow is left out. The first step of a process is not typical (compilation, caches); it counts
-    only as long as there is no other.
+    only as long as there is no other. A single outlier among the recent ones (the machine was busy with something else)
+    does not count either: five times as long would be a long time to leave a hang unnoticed.
     """
 
-    _usual: float = 0.0
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=256))
     _first: float = 0.0
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def longest(self) -> float:
-        return self._usual or self._first
+        if not self._recent:
+            return self._first
+        return heapq.nlargest(2, self._recent)[-1]
 
     def feed(self, process: int, sample: Sample, now: float) -> None:
         if sample.is_slow or sample.activity in _EXEMPT:
@@ -72,7 +76,7 @@ class StepClock:
             if done == 0:
                 self._first = max(self._first, took)
             else:
-                self._usual = max(self._usual, took)
+                self._recent.append(took)
             self._steps[process] = (sample.steps_done, now)
 
     def forget(self, process: int) -> None:

@@ -51,8 +51,6 @@ class Hello(Message):
 
 
 class Welcome(Message):
-    seed: int | None = None
-    """The seed that an earlier incarnation of this rank registered, if any."""
     running: bool = False
     """Other ranks hold a trained state, which this one will receive: there is no need to load a checkpoint."""
 
@@ -84,6 +82,7 @@ FAULT_KINDS = (
     "hang",  # no progress: in a system call, with the GIL held, or in an endless loop; the detail says which
     "unresponsive",  # told to stop or to act, did not
     "exception",  # the training function raised
+    "script",  # the training function uses Evertrain in a way that can't work; trying again is of no use
     "uce",  # uncorrectable memory error: the rank's own state is lost
     "hccl",  # a collective failed although all processes live
     "link",  # a collective broke; most likely because a peer died
@@ -112,7 +111,6 @@ class Out(Message):
     fingerprint: str = ""
     summary: str = ""
     """The model and optimizer in words, for the error when fingerprints differ."""
-    seed: int = 0
     state_bytes: int = 0
     checkpoint: int = -1
     """Step of the newest checkpoint that this rank can load; -1 for none."""

@@ -12,6 +12,9 @@ from evertrain.mindio.board import BOARD_FD, Board
 from evertrain.mindio.processor import Processor
 from evertrain.mindio.protocol import Welcome
 from evertrain.mindio.timing import Timing
+from evertrain.torch.errors import UsageError
+
+NO_DDP = "give Training the bare module, not DistributedDataParallel: training.model does the data parallelism"
 
 _opened: tuple[Processor, Welcome] | None = None
 _board: Board | None = None
@@ -60,8 +63,11 @@ def prepare_script() -> None:
     """The script has imported `Training`: its own `init_process_group` must not wait for peers that train already."""
     global _undo_patch
     if _undo_patch is None and is_launched():
+        import torch
+
         from evertrain.torch.prelude import patch_init_process_group
 
+        torch.nn.parallel.DistributedDataParallel.__init__ = _refuse_ddp  # type: ignore[method-assign]
         _undo_patch = patch_init_process_group(
             rank=int(os.environ["RANK"]),
             size=int(os.environ["WORLD_SIZE"]),
@@ -69,3 +75,8 @@ def prepare_script() -> None:
             first=incarnation() == 0,
             timeout=timing().group,
         )
+
+
+def _refuse_ddp(*_: object, **__: object) -> None:
+    # It would ask the group of before training for a backend that it doesn't have, and say so in riddles.
+    raise UsageError(NO_DDP)

@@ -84,6 +84,12 @@ class Reducer:
         self._views: list[torch.Tensor] = []
         self._flags = self._changes = torch.empty(0)
         self._seen: list[tuple] = []
+        # The state of one backward.
+        self._begun = False
+        self._root: int | None = None
+        self._next = 0
+        self._unused: list[int] = []
+        self._ready: list[bool] = []
         self._reset()
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook_of(i)) for i, p in enumerate(self._params)]
 
@@ -269,9 +275,9 @@ class Reducer:
 
     def _reset(self) -> None:
         self._begun = False
-        self._root: int | None = None
+        self._root = None
         self._next = 0
-        self._unused: list[int] = []
+        self._unused = []
         self._ready = [False] * len(self._params)
         for bucket in self.buckets:
             bucket.missing = len(bucket.members)

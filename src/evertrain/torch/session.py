@@ -27,6 +27,7 @@ from evertrain.mindio.timing import Timing
 from evertrain.torch import backends, codec, groups, repair
 from evertrain.torch.checkpoint import CheckpointError, Checkpoints
 from evertrain.torch.default_group import install_default, uninstall_default
+from evertrain.torch.errors import UsageError
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
 from evertrain.torch.reducer import Reducer
@@ -133,7 +134,7 @@ class Session:
                     fault = self._fault("link", self._broken, "")
             except Exception as error:
                 fault = self._fault(
-                    classify(error),
+                    "script" if isinstance(error, UsageError) else classify(error),
                     f"{type(error).__name__}: {error}",
                     "".join(traceback.format_exception(error))[-_MAX_STACK:],
                 )

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from evertrain.torch import codec
+from evertrain.torch.errors import UsageError
 
 _SMALL = 1 << 16
 """Tensors of extra objects up to this many bytes are copied at each step; larger ones are checked for changes only."""
 
 
-class StateError(ValueError):
+class StateError(UsageError):
     """The model, the optimizer or an extra object can't be protected; the text says why and what to do."""
 
 

@@ -36,11 +36,12 @@ from evertrain.mindio.board import FAULT_BOARD_FD, Board, FaultBoard
 from evertrain.torch import codec, link, parking, rng
 from evertrain.torch.checkpoint import Checkpoints
 from evertrain.torch.data import Feed
+from evertrain.torch.errors import UsageError
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupter
 from evertrain.torch.reducer import Reducer, Replica
 from evertrain.torch.session import Session
-from evertrain.torch.state import StateError, TrainingState
+from evertrain.torch.state import TrainingState
 from evertrain.torch.unprotected import Unprotected
 
 P = ParamSpec("P")
@@ -81,17 +82,17 @@ class Training:
         keep: int = 3,
     ) -> None:
         parking.wait_for_rank()
+        if link.is_launched():
+            link.open_link()  # from here on the controller knows that the script trains, and whose mistake an exit is
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            raise StateError(
-                "give Training the bare module, not DistributedDataParallel: training.model does the data parallelism"
-            )
+            raise UsageError(link.NO_DDP)
         if checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every must not be negative: {checkpoint_every}")
+            raise UsageError(f"checkpoint_every must not be negative: {checkpoint_every}")
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         directory = checkpoint_dir or os.environ.get("EVERTRAIN_CHECKPOINT_DIR")
         if checkpoint_every and not directory:
-            raise ValueError("checkpoint_every needs a checkpoint_dir")
+            raise UsageError("checkpoint_every needs a checkpoint_dir")
         self._sampler = sampler
         self._every = checkpoint_every
         seed = torch.initial_seed() if seed is None else seed
@@ -162,7 +163,7 @@ class Training:
         With `accumulate` above 1 a step has that many batches; go through them with `micro`.
         """
         if accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1: {accumulate}")
+            raise UsageError(f"accumulate must be at least 1: {accumulate}")
         name, self._calls = str(self._calls), self._calls + 1
         feed = self._feed(name, loader)
         while self._state.step < until:
@@ -219,12 +220,15 @@ class Training:
         if feed is None or self._loaders[name] is not loader:
             if feed is not None:
                 feed.close()
-            feed = Feed(
-                loader,
-                self._sampler,
-                world_size=self.world_size,
-                reseed_epoch=lambda epoch: rng.reseed(self._state.seed, rng.EPOCH, self.rank, epoch),
-            )
+            try:
+                feed = Feed(
+                    loader,
+                    self._sampler,
+                    world_size=self.world_size,
+                    reseed_epoch=lambda epoch: rng.reseed(self._state.seed, rng.EPOCH, self.rank, epoch),
+                )
+            except (TypeError, ValueError) as error:
+                raise UsageError(str(error)) from None
             self._feeds[name], self._loaders[name] = feed, loader
         feed.seek(*self._state.positions.get(name, (0, 0)))
         return feed

@@ -50,7 +50,22 @@ if trouble == "before-training" and rank == 1:
 extra = {}
 if trouble == "bad-extra":
     extra = {"thing": nn.Identity(), "function": lambda: None}
-training = Training(model=model, optimizer=optimizer, sampler=sampler, extra=extra)
+training = Training(
+    model=model, optimizer=optimizer, sampler=sampler, extra=extra,
+    checkpoint_dir=rest[0] if rest else None, checkpoint_every=5 if rest else 0,
+)  # fmt: skip
+
+
+def lose_everything(*_):
+    marker = f"{rest[0]}/lost-{rank}"
+    if training.step == 12 and not os.path.exists(marker):
+        open(marker, "w").close()
+        torch.distributed.barrier()  # everybody is in the update, where nobody can be sent back from
+        raise RuntimeError("UCE ERROR: all state is gone")
+
+
+if trouble == "lost-everywhere":
+    optimizer.register_step_pre_hook(lose_everything)
 
 
 def knock(data: bytes) -> bytes:

@@ -70,7 +70,6 @@ class Job:
         """The newest step that any rank was known to have completed."""
         self._distrusted: set[int] = set()
         self._left: set[int] = set()
-        self._seeds: dict[int, int] = {}
         self._protected = False
         self._trained = False
         self._attempt = 0

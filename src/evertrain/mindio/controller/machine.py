@@ -103,6 +103,7 @@ class Machine(Job):
     ) -> None:
         super().__init__(world_size, timing, max_restarts, can_dump, wall_offset)
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
+            Hello: lambda member, hello: self._uses_training(),
             Out: self._on_out,
             Joined: self._on_joined,
             Repaired: self._on_repaired,
@@ -154,9 +155,6 @@ class Machine(Job):
     @property
     def ended(self) -> tuple[int, str] | None:
         return (self.state.code, self.state.reason) if isinstance(self.state, Over) else None
-
-    def seed_of(self, rank: int) -> int | None:
-        return self._seeds.get(rank)
 
     def running_for(self, rank: int) -> bool:
         """True if other ranks have trained, so that a new process of this one will receive their state."""
@@ -233,6 +231,21 @@ class Machine(Job):
 
     # Messages of the ranks.
 
+    def _uses_training(self) -> None:
+        """The script uses Evertrain. From now on every rank has to come to the training, and none may just end."""
+        if self._protected:
+            return
+        self._protected = True
+        for each in self._roster:
+            if each.place is Place.STARTING:
+                self._roster.expire(each, self._now + self._start_time())
+        if self._left:
+            gone = self._roster[min(self._left)]
+            self._roster.move(gone, Place.STARTING)
+            detail = "ended with code 0 without training, which other ranks do"
+            fault = self._own_fault(gone, "exit", detail)
+            self._on_fault(gone, msgspec.structs.replace(fault, exit_code=0))
+
     def _on_out(self, member: Member, out: Out) -> None:
         if member.place is Place.LEAVING:
             if isinstance(self.state, Releasing):
@@ -245,15 +258,13 @@ class Machine(Job):
         if before is Place.STARTING:
             self._slowest_start = max(self._slowest_start, self._now - member.ordered_at)
             self._history.reached_training(member.rank)
-        self._seeds.setdefault(member.rank, out.seed)
         self._furthest = max(self._furthest, out.step)
         if answered:
             member.out = out
             self._roster.move(member, Place.OUT)
-        if not self._protected:
-            self._first_out()
-            if isinstance(self.state, Over):
-                return
+        self._uses_training()
+        if isinstance(self.state, Over):
+            return
         fault = out.fault
         if fault is None and before in AT_WORK:
             fault = Fault(kind="exception", rank=member.rank, detail="left the training code unasked", at=self._now)
@@ -268,19 +279,6 @@ class Machine(Job):
             self._closing_progress(member)
         else:
             self._gathered()
-
-    def _first_out(self) -> None:
-        """The script uses Evertrain. From now on every rank has to come to the training, and none may just end."""
-        self._protected = True
-        for member in self._roster:
-            if member.place is Place.STARTING:
-                self._roster.expire(member, self._now + self._start_time())
-        if self._left:
-            member = self._roster[min(self._left)]
-            self._roster.move(member, Place.STARTING)
-            detail = "ended with code 0 without training, which other ranks do"
-            fault = self._own_fault(member, "exit", detail)
-            self._on_fault(member, msgspec.structs.replace(fault, exit_code=0))
 
     def _on_joined(self, member: Member, joined: Joined) -> None:
         state = self.state

@@ -44,7 +44,7 @@ class Situation:
     trained: bool
     """The job has trained since it was started."""
     protected: bool
-    """The script uses Evertrain: some rank has reached the training function."""
+    """The script uses Evertrain: some rank has introduced itself."""
     released: bool
     """The training is over; the ranks were leaving."""
     world_size: int
@@ -87,6 +87,8 @@ def decide(fault: Fault, situation: Situation, history: History) -> Decision:
         return fallback(f"{who} failed ({describe(fault)}) and the script has no training to recover", situation)
     if situation.starting and not situation.trained and fault.kind == "exit" and (fault.exit_code or 0) >= 0:
         return Decision(EXIT, f"{who} ended before its first step ({describe(fault)}): an error of the script")
+    if fault.kind == "script":
+        return Decision(EXIT, f"{who}: {describe(fault)}")
     if situation.starting:
         failed = history.failed_starts[fault.rank]
         if failed < MAX_REPLACEMENTS:

@@ -227,7 +227,8 @@ class Server:
         self._ranks[hello.rank] = link
         if older is not None:
             older.close("a newer incarnation has come")
-        link.send(Welcome(seed=self.machine.seed_of(hello.rank), running=self.machine.running_for(hello.rank)))
+        link.send(Welcome(running=self.machine.running_for(hello.rank)))
+        self._feed(FromRank(hello.rank, hello.incarnation, hello))
 
     def received(self, link: Link, message: Message) -> None:
         hello = link.hello

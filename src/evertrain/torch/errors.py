@@ -1,0 +1,7 @@
+"""Errors that are the script's, and that trying again can't cure."""
+
+from __future__ import annotations
+
+
+class UsageError(ValueError):
+    """Evertrain is used in a way that can't work; the text says what to do instead. Ends the job at once."""
