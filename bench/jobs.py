@@ -47,7 +47,7 @@ class Job:
         self.events = self.folder / "events"
         self._environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
         common = ("--standalone", f"--nproc-per-node={ranks}")
-        toy = (str(TOY), f"--log={self.folder}", *script)
+        toy = (str(TOY), f"--folder={self.folder}", *script)
         if evertrain:
             launcher = (sys.executable, "-m", "evertrain.cli.main", "launch", f"--ft-events={self.events}")
         else:

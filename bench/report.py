@@ -28,6 +28,8 @@ class Row:
     """Which figure the budget holds for: p50, p90 or min."""
     at_least: bool = False
     notes: str = ""
+    failure: str = ""
+    """Why the row counts as missed whatever its figures are."""
     extra: dict[str, Any] = field(default_factory=dict)
 
     def figure(self, which: str) -> float:
@@ -37,6 +39,8 @@ class Row:
 
     @property
     def held(self) -> bool | None:
+        if self.failure:
+            return False
         if self.budget is None:
             return None
         if not self.values:
@@ -68,7 +72,8 @@ def show(title: str, rows: list[Row], file: Path | None) -> bool:
         sign = ">=" if row.at_least else "<="
         verdict = "held" if row.held else "MISSED"
         budget = "" if row.budget is None else f"{sign} {row.budget:g} ({row.judged})  {verdict}"
-        print(f"{row.name:{width}} {len(row.values):3} {figures}   {row.unit:5} {budget:24} {row.notes}".rstrip())
+        remarks = f"{row.failure}; {row.notes}" if row.failure else row.notes
+        print(f"{row.name:{width}} {len(row.values):3} {figures}   {row.unit:5} {budget:24} {remarks}".rstrip())
     if file is not None:
         report = {"title": title, "machine": machine(), "rows": [asdict(row) | {"held": row.held} for row in rows]}
         file.write_text(json.dumps(report, indent=1) + "\n")

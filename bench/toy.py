@@ -23,7 +23,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plain", action="store_true", help="DDP, with a checkpoint of its own every 20 steps")
     parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--log", type=Path, required=True, help="folder for the step logs")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the step logs")
     parser.add_argument("--checkpoint", type=Path, help="with --plain: file to save to and to resume from")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
@@ -57,8 +57,8 @@ def main() -> None:
     sampler = DistributedSampler(data, world_size, rank, drop_last=True)
     loader = DataLoader(data, args.batch, sampler=sampler, drop_last=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    log = os.open(args.log / f"rank{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    trouble = Trouble(args.log, rank, world_size)
+    log = os.open(args.folder / f"rank{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    trouble = Trouble(args.folder, rank, world_size)
 
     def completed(step: int) -> None:
         os.write(log, b"%d %d %.6f\n" % (os.getpid(), step, time.monotonic()))

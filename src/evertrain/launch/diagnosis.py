@@ -100,6 +100,8 @@ def limit(sample: Sample, timing: Timing, longest: float, alarms: int = 0) -> fl
 class Suspicion:
     rank: int
     silence: float
+    patience: float
+    """How much silence is too much."""
     collective: bool = False
     """Every rank waits in a collective; this one stands for all."""
 
@@ -118,11 +120,12 @@ def suspects(
     all_wait = bool(training) and all(sample.activity == board.COLLECTIVE for sample in training.values())
     for rank, sample in sorted(training.items()):
         silence = now - max(sample.marked_at, awake_since)
-        overdue = silence > limit(sample, timing, longest, alarms[sample.step])
+        patience = limit(sample, timing, longest, alarms[sample.step])
+        overdue = silence > patience
         if all_wait and not overdue:
             return []
         if overdue and (all_wait or sample.activity != board.COLLECTIVE):
-            found.append(Suspicion(rank, silence, collective=all_wait))
+            found.append(Suspicion(rank, silence, patience, collective=all_wait))
     return found[:1] if all_wait else found
 
 

@@ -55,12 +55,13 @@ class StallWatcher:
                     # The launcher itself was stopped or the machine slept; nobody's silence proves anything.
                     self._awake_since = now
                 last = now
-                for suspicion in self._look(now):
+                # Looking closely takes a moment; begun this much early, the verdict is there when the time is up.
+                for suspicion in self._look(now, early=interval + 3 * _LOOK):
                     process = self._processes[suspicion.rank]
                     self._judged[process.pid] = (process.board.marked_at, float("inf"))
                     investigations.create_task(self._investigate(process, suspicion))
 
-    def _look(self, now: float) -> list[Suspicion]:
+    def _look(self, now: float, early: float) -> list[Suspicion]:
         samples: dict[int, Sample] = {}
         for rank, process in self._processes.items():
             if process.reported or process.doomed or process.code is not None:
@@ -73,7 +74,8 @@ class StallWatcher:
             sample = Sample(words.activity, words.step, words.steps_done, words.marked_at, words.is_slow)
             self._clock.feed(process.pid, sample, now)
             samples[rank] = sample
-        found = diagnosis.suspects(samples, now, self._timing, self._clock.longest, self._alarms, self._awake_since)
+        longest, since = self._clock.longest, self._awake_since
+        found = diagnosis.suspects(samples, now + early, self._timing, longest, self._alarms, since)
         return [suspicion for suspicion in found if self._is_new(self._processes[suspicion.rank], now)]
 
     def _is_new(self, process: Process, now: float) -> bool:
@@ -87,6 +89,7 @@ class StallWatcher:
         evidence = await gather(
             process, lambda: self._ping(process.rank, number), lambda: process.board.last_pong == number
         )
+        await asyncio.sleep(max(mark, self._awake_since) + suspicion.patience - time.monotonic())
         if process.reported or process.doomed or process.code is not None or process.board.marked_at != mark:
             self._judged.pop(process.pid, None)
             return

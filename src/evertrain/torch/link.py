@@ -67,7 +67,7 @@ def prepare_script() -> None:
 
         from evertrain.torch.prelude import patch_init_process_group
 
-        torch.nn.parallel.DistributedDataParallel.__init__ = _refuse_ddp  # type: ignore[method-assign]
+        torch.nn.parallel.DistributedDataParallel.__init__ = _refuse_ddp
         _undo_patch = patch_init_process_group(
             rank=int(os.environ["RANK"]),
             size=int(os.environ["WORLD_SIZE"]),
