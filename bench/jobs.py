@@ -21,6 +21,10 @@ TOY = Path(__file__).with_name("toy.py")
 _PATIENCE = 120.0
 
 
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+
+
 class Stuck(Exception):
     """The job did not do what was waited for."""
 
@@ -45,7 +49,7 @@ class Job:
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
         self.events = self.folder / "events"
-        self._environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+        self._environment = environment()
         common = ("--standalone", f"--nproc-per-node={ranks}")
         toy = (str(TOY), f"--folder={self.folder}", *script)
         if evertrain:

@@ -170,7 +170,8 @@ class Session:
     # Out of user code.
 
     def _fault(self, kind: str, detail: str, stack: str) -> protocol.Fault:
-        at = self._board.fault_at or time.monotonic()
+        injected = self._board.fault_at
+        at = injected if injected >= self._board.marked_at else time.monotonic()
         return protocol.Fault(kind=kind, rank=self.rank, detail=detail[:2000], stack=stack, at=at)
 
     def _leave(self, fault: protocol.Fault | None) -> None:
