@@ -99,7 +99,7 @@ def train(generation):
 link.connect()
 print(f"training on {rank}", flush=True)
 board.mark(OUTSIDE)
-link.send(p.Out(step=step, clean=True, fresh=True, fingerprint="x", seed=rank))
+link.send(p.Out(step=step, clean=True, fresh=True, fingerprint="x"))
 while True:
     try:
         message = link.receive()
@@ -107,7 +107,7 @@ while True:
         sys.exit(1)
     if isinstance(message, p.Stop):
         board.mark(OUTSIDE)
-        link.send(p.Out(step=step, clean=True, attempt=message.attempt, fingerprint="x", seed=rank))
+        link.send(p.Out(step=step, clean=True, attempt=message.attempt, fingerprint="x"))
     elif isinstance(message, p.Join):
         link.send(p.Joined(generation=message.generation, digest=f"d{step}" if step == message.step else ""))
     elif isinstance(message, p.Repair):

@@ -68,6 +68,9 @@ def test_the_run_ends_in_the_same_bits(kind: str, phase: str, victim: int, tmp_p
         assert any(f["kind"] == "repair" for i in result.incidents for f in i["faults"]), result.explain()
         assert restarted == failing, result.explain()
     else:
+        if kind in ("gil", "hang"):
+            stacks = [f.get("stack", "") for i in result.incidents for f in i["faults"] if f["kind"] == "hang"]
+            assert any("inject.py" in stack for stack in stacks), "the report does not show where the rank hung"
         assert restarted == (failing if kind in RESTARTED else set()), result.explain()
         assert {f["rank"] for i in result.incidents for f in i["faults"] if f["kind"] != "link"} == failing
 

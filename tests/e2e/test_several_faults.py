@@ -21,6 +21,7 @@ def test_two_ranks_killed_at_once() -> None:
     assert restarted(result) == [0, 2]
 
 
+@pytest.mark.matrix
 def test_all_but_one_rank_killed_at_once() -> None:
     faults = tuple(f"kill@step=5,rank={rank},phase=forward" for rank in (0, 1, 3))
     result = harness.run(*ARGS, faults=faults)
@@ -28,8 +29,17 @@ def test_all_but_one_rank_killed_at_once() -> None:
     assert restarted(result) == [0, 1, 3]
 
 
-@pytest.mark.parametrize("victim", [1, 2], ids=["replacement", "source"])
-@pytest.mark.parametrize("kind", ["kill", "exception", "stop"])
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    [
+        pytest.param("kill", 1, id="kill-replacement"),
+        pytest.param("kill", 2, id="kill-source", marks=pytest.mark.matrix),
+        pytest.param("exception", 1, id="exception-replacement", marks=pytest.mark.matrix),
+        pytest.param("exception", 2, id="exception-source"),
+        pytest.param("stop", 1, id="stop-replacement", marks=pytest.mark.matrix),
+        pytest.param("stop", 2, id="stop-source", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_fault_during_the_repair(kind: str, victim: int) -> None:
     """Rank 1 is lost; while rank 2 sends the state to its replacement, one of the two fails as well."""
     faults = ("kill@step=5,rank=1,phase=forward", f"{kind}@step=0,rank={victim},phase=repair")
@@ -38,7 +48,7 @@ def test_a_fault_during_the_repair(kind: str, victim: int) -> None:
     assert all(incident["steps_lost"] == 0 for incident in result.incidents)
 
 
-@pytest.mark.parametrize("phase", ["start", "forward"])
+@pytest.mark.parametrize("phase", ["start", pytest.param("forward", marks=pytest.mark.matrix)])
 def test_the_replacement_dies_as_well(phase: str) -> None:
     faults = (
         ("kill@step=5,rank=1,phase=forward,times=2",)
@@ -55,6 +65,7 @@ def test_a_fault_at_step_0() -> None:
     harness.assert_same_end(result, *ARGS)
 
 
+@pytest.mark.matrix
 def test_a_fault_in_the_last_step() -> None:
     last = harness.STEPS - 1
     result = harness.run(*ARGS, faults=(f"kill@step={last},rank=2,phase=optimizer",))
@@ -74,13 +85,14 @@ def test_with_a_parked_spare() -> None:
 @pytest.mark.parametrize(
     "options", [("--accumulate=3",), ("--amp",), ("--workers=2",)], ids=["accumulation", "amp", "workers"]
 )
-@pytest.mark.parametrize("kind", ["kill", "exception"])
+@pytest.mark.parametrize("kind", [pytest.param("kill", marks=pytest.mark.matrix), "exception"])
 def test_what_scripts_do_in_a_step(options: tuple[str, ...], kind: str) -> None:
     args = (*ARGS, *options)
     result = harness.run(*args, faults=(f"{kind}@step=5,rank=1,phase=backward",))
     harness.assert_same_end(result, *args)
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 def test_twenty_faults_in_two_hundred_steps() -> None:
     args = ("--steps=200", "--samples=8192")

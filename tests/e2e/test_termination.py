@@ -10,7 +10,9 @@ ARGS = (f"--steps={harness.STEPS}",)
 PHASES = ("data", "forward", "backward", "allreduce", "optimizer", "checkpoint")
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [phase if phase == "optimizer" else pytest.param(phase, marks=pytest.mark.matrix) for phase in PHASES]
+)
 def test_sigterm_dumps_and_a_restart_goes_on(phase: str, tmp_path) -> None:
     checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
     first = harness.run(*ARGS, *checkpoints, faults=(f"term@step=6,rank=1,phase={phase}",))
@@ -35,6 +37,7 @@ def test_sigterm_during_a_recovery(tmp_path) -> None:
     assert "resuming from the checkpoint of step 6" in second.err or "of step 7" in second.err
 
 
+@pytest.mark.matrix
 def test_restart_of_all_from_the_checkpoint_when_nobody_has_the_state(tmp_path) -> None:
     """All ranks lose their state in the same step: everybody goes back to the newest checkpoint."""
     faults = tuple(f"kill@step=7,rank={rank},phase=forward" for rank in range(harness.RANKS))
