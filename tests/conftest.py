@@ -7,6 +7,10 @@ import pytest
 
 from leftovers import TEST_ID, Leftovers
 
+# The tests share few cores with the processes they start. And some fork: a child of a process in which OpenMP has run
+# with several threads hangs in its first parallel region.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 
 @pytest.fixture
 def no_leftovers() -> Iterator[None]:
