@@ -29,10 +29,10 @@ lint: $(VENV)/.ready-to-test ## ruff, mypy and the import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench-recovery: $(VENV)/.ready-to-run ## time of each recovery beside its budget and plain torchrun (ARGS=--quick)
+bench-recovery: $(VENV)/.ready-to-test ## time of each recovery beside its budget and plain torchrun (ARGS=--quick)
 	$(BIN)/python -m bench.recovery $(ARGS)
 
-bench-overhead: $(VENV)/.ready-to-run ## what a step costs without any fault (ARGS=--quick)
+bench-overhead: $(VENV)/.ready-to-test ## what a step costs without any fault (ARGS=--quick)
 	$(BIN)/python -m bench.overhead $(ARGS)
 
 clean: ## remove everything that was made
