@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import subprocess
 import sys
 
@@ -22,6 +24,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.matrix
 def test_the_demo_kills_a_rank_and_ends_in_the_same_bits() -> None:
     done = demo("--steps=80", "--kill-rank=0")
     assert done.returncode == 0, done.stdout

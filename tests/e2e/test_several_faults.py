@@ -72,6 +72,7 @@ def test_a_fault_in_the_last_step() -> None:
     harness.assert_same_end(result, *ARGS)
 
 
+@pytest.mark.matrix
 def test_without_a_warm_spare() -> None:
     result = harness.run(*ARGS, faults=("kill@step=5,rank=1",), ft=("--ft-warm=0",))
     harness.assert_same_end(result, *ARGS)
@@ -83,7 +84,12 @@ def test_with_a_parked_spare() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--accumulate=3",), ("--amp",), ("--workers=2",)], ids=["accumulation", "amp", "workers"]
+    "options",
+    [
+        pytest.param(("--accumulate=3",), id="accumulation"),
+        pytest.param(("--amp",), id="amp", marks=pytest.mark.matrix),
+        pytest.param(("--workers=2",), id="workers"),
+    ],
 )
 @pytest.mark.parametrize("kind", [pytest.param("kill", marks=pytest.mark.matrix), "exception"])
 def test_what_scripts_do_in_a_step(options: tuple[str, ...], kind: str) -> None:

@@ -135,6 +135,7 @@ USES = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("use", USES)
 def test_any_real_use_loads_the_package_once_and_in_place(use):
     run(
