@@ -24,11 +24,11 @@ def test_a_script_that_does_not_exist() -> None:
     [
         ("meta", "is on the meta device"),
         ("no-sampler", "DistributedSampler"),
-        ("generator", "can be read only once"),
+        pytest.param("generator", "can be read only once", marks=pytest.mark.matrix),
         ("different-models", "rank 2"),
-        ("ddp", "give Training the bare module"),
+        pytest.param("ddp", "give Training the bare module", marks=pytest.mark.matrix),
         ("before-training", "the data set is not where it should be"),
-        ("bad-extra", "has no state_dict()"),
+        pytest.param("bad-extra", "has no state_dict()", marks=pytest.mark.matrix),
     ],
 )
 def test_a_mistake_in_the_script_ends_the_job_with_the_cause(kind: str, says: str) -> None:
@@ -53,7 +53,7 @@ def test_strangers_on_the_controllers_port() -> None:
     assert not result.incidents, result.explain()
 
 
-@pytest.mark.parametrize("kind", ["slow-step", "busy-step"])
+@pytest.mark.parametrize("kind", [pytest.param("slow-step", marks=pytest.mark.matrix), "busy-step"])
 def test_a_long_evaluation_is_not_a_hang(kind: str) -> None:
     result = trouble(kind)
     assert result.code == 0, result.explain()
@@ -82,6 +82,7 @@ def test_a_checkpoint_cut_in_half_is_passed_over(tmp_path) -> None:
     assert "resuming from the checkpoint of step 10" in second.err, second.explain()
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
     checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
     first = harness.run(*ARGS, *checkpoints)

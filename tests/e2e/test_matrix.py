@@ -20,7 +20,6 @@ QUICK = {
     ("stop", "forward", 1),
     ("exit", "data", 3),
     ("exception", "backward", 0),
-    ("exception", "optimizer", 3),
     ("uce", "forward", 1),
     ("hccl", "allreduce", 3),
     ("gil", "backward", 1),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.e2e import harness
 
 ARGS = ("--steps=6",)
@@ -18,6 +20,7 @@ def plain(*command: str) -> harness.Result:
     return harness.parse(done.returncode, done.stdout, done.stderr, [])
 
 
+@pytest.mark.matrix
 def test_plain_python() -> None:
     result = plain()
     assert result.code == 0, result.explain()
