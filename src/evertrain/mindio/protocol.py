@@ -332,14 +332,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, AnyMessage])
 
 
-def encode(serial: int, message: Message | msgspec.Raw) -> bytes:
+def encode(serial: int, message: msgspec.Struct | msgspec.Raw) -> bytes:
     body = _encoder.encode((serial, message))
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"{type(message).__name__} has {len(body)} bytes; a frame may have {MAX_FRAME}")
     return _LENGTH.pack(len(body)) + body
 
 
-def prepare(message: Message) -> msgspec.Raw:
+def prepare(message: msgspec.Struct) -> msgspec.Raw:
     """Encode a message once that goes out on many links; only the serials differ."""
     return msgspec.Raw(_encoder.encode(message))
 
@@ -347,13 +347,14 @@ def prepare(message: Message) -> msgspec.Raw:
 class FrameReader:
     """Turns a stream of bytes into messages. Feed it what arrives; it keeps the rest and drops duplicates."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any] = _decoder) -> None:
+        self._decoder = decoder
         self._buffer = bytearray()
         self._last = 0
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[Any]:
         self._buffer += data
-        messages: list[Message] = []
+        messages: list[Any] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_FRAME:
@@ -362,7 +363,7 @@ class FrameReader:
             if len(self._buffer) < end:
                 break
             try:
-                serial, message = _decoder.decode(memoryview(self._buffer)[_LENGTH.size : end].tobytes())
+                serial, message = self._decoder.decode(memoryview(self._buffer)[_LENGTH.size : end].tobytes())
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise ProtocolError(f"a frame could not be read: {error}") from None
             del self._buffer[:end]
@@ -378,7 +379,7 @@ class FrameWriter:
     def __init__(self) -> None:
         self._serial = 0
 
-    def frame(self, message: Message | msgspec.Raw) -> bytes:
+    def frame(self, message: msgspec.Struct | msgspec.Raw) -> bytes:
         self._serial += 1
         return encode(self._serial, message)
 
