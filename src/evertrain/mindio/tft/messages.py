@@ -100,6 +100,13 @@ class Reply(Message):
     detail: str = ""
 
 
+class StandbyUp(Message):
+    """A passive controller was started in this process, as `Standbys` had asked, and listens here."""
+
+    ip: str
+    port: int
+
+
 class Bye(Message):
     """The training function returned; this processor leaves and is not missed."""
 
@@ -115,7 +122,11 @@ class Registered(Message):
 
 
 class Standbys(Message):
-    """Where to go when this controller is lost, in this order. No answer."""
+    """Where to go when this controller is lost, in this order.
+
+    The rank named with port 0 is asked to start a passive controller on a free port and answers `StandbyUp`; after
+    that the list goes out again with the port. A rank named with a port and no controller yet starts one on that port.
+    """
 
     sn: int
     addresses: list[tuple[int, str, int]]
@@ -238,7 +249,7 @@ class Destroyed(Message):
 
 AnyMessage = (
     Hello | Welcome | Refused
-    | Register | InitReport | DpReport | Heartbeat | Reply | Bye
+    | Register | InitReport | DpReport | Heartbeat | Reply | StandbyUp | Bye
     | Registered | Standbys | Collect | Prelock | Pause | Continue | DeviceStop | DeviceClean
     | RebuildGroup | Repair | Rollback | DowngradeRebuild | NotifyNormal | SaveCheckpoint | Rename | Exit | Destroyed
 )  # fmt: skip
