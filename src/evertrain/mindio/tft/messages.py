@@ -3,9 +3,9 @@
 Frames are those of `evertrain.mindio.protocol`: a length and a msgpack array `[serial, message]`, typed and validated,
 nothing ever unpickled. A link opens with `Hello`, which the controller answers by `Welcome` or `Refused`.
 
-Every order carries `sn`, the serial number of the controller's action. A processor carries an order out if its number is
-above the last one, sends the stored answer again if it is the same, and drops it if it is older. Orders that expect an
-answer get exactly one `Reply` with the same number.
+Every order carries `sn`, the serial number of the controller's action. A processor carries an order out if its number
+is above the last one, sends the stored answer again if it is the same, and drops it if it is older. Orders that expect
+an answer get exactly one `Reply` with the same number.
 """
 
 from __future__ import annotations

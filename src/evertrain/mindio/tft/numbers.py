@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 
 RET_OK, RET_ERROR, RET_K8S, RET_PASS, RET_EXCEPTION = range(5)
-"""Return codes of the Python interface. RET_K8S is the exit code of a process that gives up: Kubernetes sees a failure."""
+"""Return codes of the Python interface. RET_K8S is the exit code of a process that gives up, for Kubernetes to see."""
 
 MAX_WORLD = 100_000
 MAX_KINDS = 1000
