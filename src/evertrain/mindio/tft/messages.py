@@ -27,8 +27,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_status: int = 0
     npu_status: int = 0
     data_status: int = 0
+    """The target of a repair is UPDATING from its begin until it has succeeded: half of it is no state."""
     backup_step: int = -1
     error_code: str = ""
+    parked: bool = False
+    """The training thread is out of the training function and waits for the end of a recovery. This is how a standby
+    that takes over learns which recovery was under way."""
 
 
 class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +137,9 @@ class Standbys(Message):
     """(rank that hosts it, ip, port)."""
     arf: bool = False
     zit: bool = False
+    epoch: int = 0
+    """Of the controller that sends this. The standby at place i (from 0) of the list is given epoch + i + 1: its serial
+    numbers and repair ids begin above all that went before."""
 
 
 class Collect(Message):
