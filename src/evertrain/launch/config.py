@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evertrain.mindio import faultspec
+from evertrain.mindio import faultspec, tls
 from evertrain.mindio.timing import Timing, TimingError
 
 MANY_PROCESSES = 32
@@ -52,6 +52,8 @@ class LaunchConfig:
     stderr_filters: tuple[str, ...]
     signals: tuple[int, ...]
     virtual_local_rank: bool
+    tls: tls.TlsInfo | None
+    insecure: bool
     values: Mapping[str, Any]
     sources: Mapping[str, str]
     print_config: bool = False
@@ -136,6 +138,8 @@ def build(
         stderr_filters=tuple(filter(None, values["duplicate_stderr_filters"])),
         signals=_signals(values["signals_to_handle"]),
         virtual_local_rank=values["virtual_local_rank"],
+        tls=_tls(values),
+        insecure=values["insecure"],
         values=values,
         sources=sources,
         print_config=print_config,
@@ -243,6 +247,22 @@ def _timing(values: dict[str, Any]) -> Timing:
         return Timing.derive(bound, **overrides)
     except TimingError as error:
         raise ConfigError(f"timing: {error}") from None
+
+
+def _tls(values: dict[str, Any]) -> tls.TlsInfo | None:
+    """Load the certificates once to find out now that they can't be used."""
+    names = ("tls_cert", "tls_key", "tls_ca")
+    given = [name for name in names if values[name]]
+    if not given:
+        return None
+    if missing := [f"--ft-{name.replace('_', '-')}" for name in names if name not in given]:
+        raise ConfigError(f"TLS needs a certificate, its key and an authority: {', '.join(missing)} missing")
+    info = tls.TlsInfo.from_files(*(values[name] for name in names))
+    try:
+        tls.server_context(info)
+    except tls.TlsError as error:
+        raise ConfigError(f"TLS: {error}") from None
+    return info
 
 
 def _fault(text: str, world_size: int) -> faultspec.FaultSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import sys
 import time
@@ -20,8 +21,10 @@ from evertrain.launch.events import EventsFile
 from evertrain.launch.link import LinkError
 from evertrain.launch.output import Outputs
 from evertrain.launch.supervisor import INTERNAL_ERROR, Supervisor
+from evertrain.mindio import tls
 from evertrain.mindio.controller.machine import Machine
 from evertrain.mindio.controller.server import Server
+from evertrain.mindio.tls_dates import DateWatch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,9 +56,12 @@ async def launch(config: LaunchConfig) -> int:
         max_restarts=config.max_restarts,
         wall_offset=time.time() - time.monotonic(),
     )
-    server = Server(machine, token)
+    context = tls.server_context(config.tls) if config.tls else None
+    server = Server(machine, token, tls=context, allow_remote=config.insecure)
     await server.start()
     outputs = Outputs(config, loop)
+    lookout = tls.Lookout.from_environment(os.environ)
+    dates = DateWatch(config.tls, lookout, lambda text: outputs.say(f"warning: {text}")) if config.tls else None
     events = EventsFile(config, outputs)
     supervisor = Supervisor(config, outputs, events)
     loop.set_exception_handler(lambda loop, context: _on_internal_error(loop, context, supervisor))
@@ -64,6 +70,8 @@ async def launch(config: LaunchConfig) -> int:
     try:
         return await supervisor.run(server.address, token)
     finally:
+        if dates is not None:
+            dates.close()
         await server.close()
         await outputs.close()
         events.close()

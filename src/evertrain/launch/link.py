@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 
 from evertrain.mindio import protocol
+from evertrain.mindio.tls_stream import HandshakeError, TlsStream
 
 
 class LinkError(Exception):
@@ -16,11 +18,17 @@ class LinkError(Exception):
 class AgentLink(asyncio.Protocol):
     """Frames in, messages out. From `listen` on, messages go to `on_message`, the end of the link to `on_lost`."""
 
-    def __init__(self, on_message: Callable[[protocol.Message], None], on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[protocol.Message], None],
+        on_lost: Callable[[str], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
         self._reader = protocol.FrameReader()
         self._writer = protocol.FrameWriter()
+        self._tls = TlsStream(tls, server_side=False) if tls is not None else None
         self._transport: asyncio.Transport | None = None
         self._closing = False
         self._early: list[protocol.Message] | None = []
@@ -36,11 +44,12 @@ class AgentLink(asyncio.Protocol):
         on_message: Callable[[protocol.Message], None],
         on_lost: Callable[[str], None],
         timeout: float = 10.0,
+        tls: ssl.SSLContext | None = None,
     ) -> AgentLink:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
-                _, link = await loop.create_connection(lambda: cls(on_message, on_lost), *address)
+                _, link = await loop.create_connection(lambda: cls(on_message, on_lost, tls), *address)
                 link.send(
                     protocol.Hello(
                         version=protocol.VERSION,
@@ -68,7 +77,14 @@ class AgentLink(asyncio.Protocol):
 
     def send(self, message: protocol.Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(self._writer.frame(message))
+            self._write(self._writer.frame(message))
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._tls is not None:
+            self._tls.write(data)
+            data = self._tls.take()
+        self._transport.write(data)
 
     def close(self) -> None:
         self._closing = True
@@ -81,12 +97,24 @@ class AgentLink(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport = transport
+        if self._tls is not None:
+            self._tls.start()
+            transport.write(self._tls.take())
 
     def data_received(self, data: bytes) -> None:
         try:
+            if self._tls is not None:
+                data = self._tls.feed(data)
+                if (answer := self._tls.take()) and self._transport is not None:
+                    self._transport.write(answer)
             messages = self._reader.feed(data)
         except protocol.ProtocolError as error:
             self._lose(f"the controller sent what can't be read: {error}")
+            return
+        except HandshakeError as error:
+            if self._transport is not None:
+                self._transport.write(error.last_words)
+            self._lose(f"the controller and this agent do not agree on TLS: {error}")
             return
         for message in messages:
             if self._welcomed.done():

@@ -72,9 +72,10 @@ def own(name: str, group: str, help: str, **more: Any) -> Option:
     return Option(name, group, help, flags=("--ft-" + name.replace("_", "-"),), env=f"EVERTRAIN_{name.upper()}", **more)
 
 
-SIZE, RECOVERY, FAULTS, USER, LOGS, RENDEZVOUS = (
+SIZE, RECOVERY, SECURITY, FAULTS, USER, LOGS, RENDEZVOUS = (
     "size of the job",
     "recovery",
+    "security",
     "fault injection",
     "what to run",
     "output",
@@ -132,6 +133,18 @@ OPTIONS: tuple[Option, ...] = (
         "32 processes)",
     ),
     own("config", RECOVERY, file=False, metavar="FILE", help="YAML file with any of these options (`bound: 1.0`)"),
+    own(
+        "tls_cert", SECURITY, metavar="FILE",
+        help="certificate (PEM) of this node: the links between launcher and ranks are then TLS 1.3, and both sides "
+        "show a certificate. Needs --ft-tls-key and --ft-tls-ca",
+    ),
+    own("tls_key", SECURITY, metavar="FILE", help="private key (PEM, not encrypted) of the certificate"),
+    own("tls_ca", SECURITY, metavar="FILE", help="certificate (PEM) of the authority that signed those of all nodes"),
+    own(
+        "insecure", SECURITY, switch=True,
+        help="listen beyond this machine without TLS: everybody on the network can read the links, the job token "
+        "included",
+    ),
     own(
         "fault", FAULTS, convert=lambda text: [part for part in text.split(";") if part], default=[], repeatable=True,
         metavar="SPEC", help="inject a fault, for example kill@step=12,rank=1,phase=backward; may be repeated",

@@ -245,6 +245,8 @@ class Spawner:
             "EVERTRAIN_TIMING": _timing_json(config),
             "EVERTRAIN_FAULTS": faultspec.encode(list(config.faults)),
         }
+        if config.tls:
+            environment |= config.tls.environment()
         if config.checkpoint_dir:
             environment["EVERTRAIN_CHECKPOINT_DIR"] = config.checkpoint_dir
         error_file = self._outputs.error_file(rank)

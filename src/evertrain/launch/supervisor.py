@@ -20,7 +20,7 @@ from evertrain.launch.processes import Process, SpareProcess, Spawner, end_sessi
 from evertrain.launch.spares import Spares
 from evertrain.launch.stalls import StallWatcher, happened_at
 from evertrain.launch.watch import Watcher
-from evertrain.mindio import board, protocol
+from evertrain.mindio import board, protocol, tls
 
 INTERNAL_ERROR = 70
 _LAST_WORDS = 200
@@ -70,7 +70,10 @@ class Supervisor:
             self._spawner, config.warm, watch=self._watch, on_ready=self._on_spare, say=self._outputs.say
         )
         try:
-            self._link = await AgentLink.open(address, token, config.world_size, self._on_message, self._on_link_lost)
+            context = tls.client_context(config.tls) if config.tls else None
+            self._link = await AgentLink.open(
+                address, token, config.world_size, self._on_message, self._on_link_lost, tls=context
+            )
             self._link.listen()
             stalls = StallWatcher(config.timing, self._processes, ping=self._ping, report=self._on_stall)
             chores = [asyncio.create_task(stalls.run()), asyncio.create_task(self._beat())]

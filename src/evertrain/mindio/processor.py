@@ -12,11 +12,13 @@ import contextlib
 import itertools
 import queue
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 
 from evertrain.mindio import protocol
 from evertrain.mindio.board import Board
+from evertrain.mindio.tls_stream import TlsRefused, TlsSocket
 
 
 class LinkLost(Exception):
@@ -42,8 +44,10 @@ class Processor:
         pid: int = 0,
         board: Board | None = None,
         on_stop: Callable[[], None] = lambda: None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._address = address
+        self._tls = tls
         self._hello = protocol.Hello(
             version=protocol.VERSION, token=token, role="rank", rank=rank, incarnation=incarnation, pid=pid
         )
@@ -56,21 +60,23 @@ class Processor:
         self._waiting: dict[int, queue.SimpleQueue[protocol.StoreReply]] = {}
         self._waiting_lock = threading.Lock()
         self._closed = False
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | TlsSocket | None = None
         self.newest_stop = -1
         """Attempt of the newest `Stop` that has arrived; instructions queued before it are void."""
         self.lost = False
 
     def connect(self, timeout: float = 10.0) -> protocol.Welcome:
         """Open the link. Raises `Refused` with the controller's reason, or OSError."""
-        link = socket.create_connection(self._address, timeout=timeout)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = self._open(timeout)
         self._socket = link
         reader = protocol.FrameReader()
         self.send(self._hello)
         pending: list[protocol.Message] = []
         while not pending:
-            data = link.recv(65536)
+            try:
+                data = link.recv(65536)
+            except TlsRefused as error:
+                raise Refused(str(error)) from None
             if not data:
                 raise Refused("the controller closed the link without a word")
             pending = reader.feed(data)
@@ -86,6 +92,17 @@ class Processor:
             self._dispatch(message)
         threading.Thread(target=self._read, args=(link, reader), name="evertrain-link", daemon=True).start()
         return first
+
+    def _open(self, timeout: float) -> socket.socket | TlsSocket:
+        link = socket.create_connection(self._address, timeout=timeout)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            return link
+        try:
+            return TlsSocket(link, self._tls)
+        except TlsRefused as error:
+            link.close()
+            raise Refused(str(error)) from None
 
     def send(self, message: protocol.Message) -> None:
         """Send, or do nothing when the link is lost: the loss itself is what the training thread gets to see."""
@@ -145,7 +162,7 @@ class Processor:
 
     # The reader thread.
 
-    def _read(self, link: socket.socket, reader: protocol.FrameReader) -> None:
+    def _read(self, link: socket.socket | TlsSocket, reader: protocol.FrameReader) -> None:
         try:
             while data := link.recv(1 << 20):
                 for message in reader.feed(data):

@@ -18,6 +18,8 @@ import msgspec
 
 VERSION = 1
 MAX_FRAME = 10 * 1024 * 1024
+MAX_HELLO = 1024 * 1024
+"""A stranger may not make us keep more than this."""
 PRELUDE = "prelude/"
 """Prefix of the store's keys that belong to no generation and stay for the life of the job: what ranks agreed on
 before training."""
@@ -347,8 +349,10 @@ def prepare(message: msgspec.Struct) -> msgspec.Raw:
 class FrameReader:
     """Turns a stream of bytes into messages. Feed it what arrives; it keeps the rest and drops duplicates."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[Any] = _decoder) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any] = _decoder, limit: int = MAX_FRAME) -> None:
         self._decoder = decoder
+        self.limit = limit
+        """Bytes that a frame may have; less for a peer that has not shown its token yet."""
         self._buffer = bytearray()
         self._last = 0
 
@@ -357,8 +361,8 @@ class FrameReader:
         messages: list[Any] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME:
-                raise ProtocolError(f"a frame of {length} bytes was announced; {MAX_FRAME} is the limit")
+            if length > self.limit:
+                raise ProtocolError(f"a frame of {length} bytes was announced; {self.limit} is the limit")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break

@@ -28,6 +28,7 @@ Decrypt = Callable[[str], str]
 _T = TypeVar("_T")
 
 MAX_INFO = 10 * 1024
+VARIABLES = ("EVERTRAIN_TLS_CERT", "EVERTRAIN_TLS_KEY", "EVERTRAIN_TLS_CA")
 LEAST_BITS = {"RSA": 3072, "EC": 256}
 # Level 3 of OpenSSL is 128 bits: it refuses RSA keys below 3072 bits also in what the peer shows.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:@SECLEVEL=3"
@@ -54,7 +55,17 @@ class TlsInfo:
 
     @classmethod
     def from_files(cls, cert: str, key: str, ca: str) -> TlsInfo:
-        return cls(cert=cert, ca=(ca,), key_file=key)
+        return cls(cert=os.path.abspath(cert), ca=(os.path.abspath(ca),), key_file=os.path.abspath(key))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> TlsInfo | None:
+        """What a launcher has handed to its processes; None if the job has no certificates."""
+        cert, key, ca = (environ.get(name, "") for name in VARIABLES)
+        return cls.from_files(cert, key, ca) if cert and key and ca else None
+
+    def environment(self) -> dict[str, str]:
+        """The opposite way. Only names of files travel like this."""
+        return dict(zip(VARIABLES, (self.cert, self.key_file, self.ca[0]), strict=True))
 
 
 def parse_tls_info(text: str) -> TlsInfo:

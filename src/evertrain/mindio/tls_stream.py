@@ -28,6 +28,10 @@ class HandshakeError(Exception):
         self.last_words = last_words
 
 
+class TlsRefused(ConnectionError):
+    """A connection came to nothing because the peers do not agree on TLS; trying again won't help."""
+
+
 class TlsStream:
     """One side of a connection without the connection: `feed` what arrives, `write`, and send what `take` gives."""
 
@@ -123,7 +127,7 @@ class TlsSocket:
         except HandshakeError as error:
             with contextlib.suppress(OSError):
                 link.sendall(error.last_words)
-            raise ConnectionError(f"TLS: {error}") from None
+            raise TlsRefused(f"TLS: {error}") from None
 
     def _take(self, data: bytes) -> None:
         with self._tls_lock:
@@ -148,7 +152,7 @@ class TlsSocket:
             try:
                 self._take(data)
             except HandshakeError as error:
-                raise ConnectionError(f"TLS: {error}") from None
+                raise TlsRefused(f"TLS: {error}") from None
             if not data:
                 break
         taken = bytes(self._read[:size])

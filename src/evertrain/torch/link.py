@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 
+from evertrain.mindio import tls
 from evertrain.mindio.board import BOARD_FD, Board
 from evertrain.mindio.processor import Processor
 from evertrain.mindio.protocol import Welcome
@@ -47,6 +48,7 @@ def open_link() -> tuple[Processor, Welcome]:
     global _opened
     if _opened is None:
         host, _, port = os.environ["EVERTRAIN_CONTROLLER"].rpartition(":")
+        certificates = tls.TlsInfo.from_environment(os.environ)
         processor = Processor(
             (host, int(port)),
             os.environ["EVERTRAIN_TOKEN"],
@@ -54,6 +56,7 @@ def open_link() -> tuple[Processor, Welcome]:
             incarnation=incarnation(),
             pid=os.getpid(),
             board=board(),
+            tls=tls.client_context(certificates) if certificates else None,
         )
         _opened = processor, processor.connect(timeout=timing().start)
     return _opened

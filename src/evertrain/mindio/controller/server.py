@@ -5,7 +5,8 @@ sent at once, and a timer brings its deadlines back as ticks. The loop does noth
 moment in which the event that caused it was read.
 
 A link that says something unreadable, or nothing, is closed; the job does not notice unless it was a rank's or the
-agent's. The token is never logged.
+agent's. The token is never logged. With certificates every link is TLS; who comes without, or with the wrong ones, is
+told so and refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 
@@ -35,7 +37,19 @@ from evertrain.mindio.controller.machine import (
     ToAgent,
 )
 from evertrain.mindio.controller.store import GenerationStore
-from evertrain.mindio.protocol import PRELUDE, Hello, Message, Refused, StoreAdd, StoreGet, StoreSet, Welcome
+from evertrain.mindio.protocol import (
+    MAX_FRAME,
+    MAX_HELLO,
+    PRELUDE,
+    Hello,
+    Message,
+    Refused,
+    StoreAdd,
+    StoreGet,
+    StoreSet,
+    Welcome,
+)
+from evertrain.mindio.tls_stream import HANDSHAKE, HandshakeError, TlsStream
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +65,13 @@ class Link(asyncio.Protocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._reader = protocol.FrameReader()
+        self._reader = protocol.FrameReader(limit=MAX_HELLO)
         self._writer = protocol.FrameWriter()
+        self._tls: TlsStream | None = None
+        self._untouched = True
+        """Nothing has arrived yet."""
+        self._refused = False
+        self._peer = "an unknown peer"
         self._transport: asyncio.Transport | None = None
         self._patience: asyncio.TimerHandle | None = None
         self.hello: Hello | None = None
@@ -63,7 +82,7 @@ class Link(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         try:
-            transport.write(self._writer.frame(message))
+            self._write(self._writer.frame(message))
         except protocol.ProtocolError as error:
             log.error("a message to %s was not sent: %s", self.name, error)
             return
@@ -73,14 +92,25 @@ class Link(asyncio.Protocol):
 
     def close(self, why: str = "") -> None:
         if why:
-            log.warning("the link of %s is closed: %s", self.name, why)
-        if self._transport is not None:
+            level = logging.ERROR if self.hello is None else logging.WARNING
+            log.log(level, "the link of %s is closed: %s", self.name, why)
+        if self._transport is not None and not self._transport.is_closing():
+            if self._tls is not None and self._tls.established:
+                self._tls.close()
+                self._transport.write(self._tls.take())
             self._transport.close()
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._tls is not None:
+            self._tls.write(data)
+            data = self._tls.take()
+        self._transport.write(data)
 
     @property
     def name(self) -> str:
         if self.hello is None:
-            return "an unknown peer"
+            return self._peer
         return "the agent" if self.hello.role == "agent" else f"rank {self.hello.rank}"
 
     # asyncio.Protocol
@@ -89,13 +119,24 @@ class Link(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport = transport
+        address = transport.get_extra_info("peername")
+        self._peer = f"an unknown peer ({address[0]}:{address[1]})" if address else self._peer
         self._server.links.add(self)
         loop = asyncio.get_running_loop()
-        self._patience = loop.call_later(self._server.hello_timeout, self.close, "it did not say who it is")
+        self._patience = loop.call_later(self._server.hello_timeout, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self.close("" if self._refused else "it did not say who it is")
 
     def data_received(self, data: bytes) -> None:
+        if self._refused or (self._untouched and not self._agree_on_tls(data[0])):
+            return
         try:
+            if self._tls is not None:
+                data = self._decrypt(self._tls, data)
             messages = self._reader.feed(data)
+        except HandshakeError as error:
+            return self._refuse_tls(error)
         except protocol.ProtocolError as error:
             return self.close(str(error))
         for message in messages:
@@ -105,6 +146,34 @@ class Link(asyncio.Protocol):
                 self._server.received(self, message)
             else:
                 self._introduce(message)
+
+    def _agree_on_tls(self, first: int) -> bool:
+        """The first byte tells whether the peer wants TLS. One that differs from us hears nothing but a refusal."""
+        self._untouched = False
+        if self._server.tls is not None and first == HANDSHAKE:
+            self._tls = TlsStream(self._server.tls, server_side=True)
+            return True
+        if self._server.tls is None and first != HANDSHAKE:
+            return True
+        wanted, found = ("TLS", "plain text") if self._server.tls is not None else ("plain text", "TLS")
+        how = "give it certificates" if wanted == "TLS" else "it was started without certificates"
+        self.send(Refused(reason=f"this controller speaks {wanted}: {how}"))
+        self.close(f"it speaks {found}, and this controller {wanted}")
+        return False
+
+    def _refuse_tls(self, error: HandshakeError) -> None:
+        """Say why and wait for the peer to hang up: if we did while its `Hello` is on the way, it would not hear it."""
+        log.error("the link of %s is refused: TLS: %s", self.name, error)
+        self._refused = True
+        assert self._transport is not None
+        self._transport.write(error.last_words)
+        self._transport.write_eof()
+
+    def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:
+        said = tls.feed(data)
+        if (answer := tls.take()) and self._transport is not None:
+            self._transport.write(answer)
+        return said
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._patience is not None:
@@ -123,6 +192,7 @@ class Link(asyncio.Protocol):
             return self.close(reason)
         assert isinstance(message, Hello)
         self.hello = message
+        self._reader.limit = MAX_FRAME
         self._server.introduced(self, message)
 
 
@@ -136,19 +206,21 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
+        tls: ssl.SSLContext | None = None,
         allow_remote: bool = False,
         hello_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not token:
             raise ValueError("the controller needs a job token")
-        if not allow_remote and not _is_loopback(host):
+        if tls is None and not allow_remote and not is_loopback(host):
             raise ValueError(
-                f"{host} can be reached from other machines and the links are not encrypted; "
-                "allow it explicitly if that is what you want"
+                f"{host} can be reached from other machines and the links are not encrypted; give certificates, "
+                "or allow it explicitly (--ft-insecure) if that is what you want"
             )
         self.machine = machine
         self.links: set[Link] = set()
+        self.tls = tls
         self.hello_timeout = max(machine.timing.bound, 5.0) if hello_timeout is None else hello_timeout
         self._token, self._host, self._port, self._clock = token, host, port, clock
         self._ranks: dict[int, Link] = {}
@@ -307,7 +379,7 @@ class Server:
             self._feed(AgentLost(f"the agent has been silent for {silent:.1f} s"))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
