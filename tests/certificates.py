@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -54,6 +55,16 @@ class Issued:
     @property
     def flags(self) -> list[str]:
         return [f"--ft-tls-cert={self.cert}", f"--ft-tls-key={self.key}", f"--ft-tls-ca={self.ca}"]
+
+
+def careless(ca: str, issued: Issued | None) -> SSLContext:
+    """What a client has that does not look at its own certificate, or has none."""
+    context = SSLContext(PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(ca)
+    if issued is not None:
+        context.load_cert_chain(issued.cert, issued.key)
+    return context
 
 
 class Authority:

@@ -276,10 +276,15 @@ _REASONS = {
 }
 
 
+_UNTRUSTED = (18, 19, 20, 21)
+"""OpenSSL tells apart where the chain ended."""
+
+
 def reason(error: Exception) -> str:
     """Why a handshake failed, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the peer's certificate is refused: {error.verify_message}"
+        why = "it is of an authority that we don't trust" if error.verify_code in _UNTRUSTED else error.verify_message
+        return f"the peer's certificate is refused: {why}"
     if isinstance(error, ssl.SSLEOFError):
         return "the peer broke off the TLS handshake"
     if isinstance(error, ssl.SSLError):
