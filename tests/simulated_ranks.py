@@ -18,6 +18,7 @@ from evertrain.mindio.controller.machine import (
     CloseGeneration,
     Event,
     FromAgent,
+    FromControl,
     FromRank,
     LinkLost,
     Machine,
@@ -25,6 +26,7 @@ from evertrain.mindio.controller.machine import (
     Send,
     Tick,
     ToAgent,
+    ToControl,
 )
 from evertrain.mindio.timing import Timing
 
@@ -42,7 +44,12 @@ class Rank:
     clean: bool = True
     fresh: bool = True
     place: str = "boot"
-    """boot, out, inside, finished, leaving or dead."""
+    """boot, out, inside, paused, finished, leaving or dead."""
+    members: tuple[int, ...] = ()
+    wished: int = 0
+    """The newest pause that this rank has heard of."""
+    paused: int = 0
+    """The newest one that is over."""
     taken: int = -1
     generation: int = 0
     resume_due: bool = False
@@ -75,13 +82,17 @@ class Rank:
         self.place = "out"
         self.out()
 
-    def complete_step(self) -> None:
+    def complete_step(self, cluster: Cluster) -> None:
+        pauses = cluster.agree(self)
         self.step += 1
         self.content = self.content.split("+")[0] + f"+{self.step}"
         if self.resume_due:
             self.resume_due = False
-            self.say(p.Resumed(generation=self.generation, step=self.step))
-        if self.step >= self.steps:
+            self.say(p.Resumed(generation=self.generation, step=self.step, elastic=True))
+        if pauses:
+            self.place = "paused"
+            self.say(p.Paused(generation=self.generation, step=self.step))
+        elif self.step >= self.steps:
             self.finish()
 
     def finish(self) -> None:
@@ -111,7 +122,7 @@ class Rank:
             case p.Release():
                 self.place = "leaving"
             case p.Join() if newest < 0:
-                self.generation = message.generation
+                self.generation, self.members = message.generation, tuple(message.members)
                 holds = self.clean and self.step == message.step
                 self.say(p.Joined(generation=message.generation, digest=self.content if holds else ""))
             case p.Repair() if newest < 0 and message.generation == self.generation:
@@ -119,7 +130,14 @@ class Rank:
             case p.Go() if newest < 0 and message.generation == self.generation:
                 assert self.step == message.step and self.clean, f"told to go with a stale state: {self}"
                 self.fresh, self.resume_due, self.place = False, True, "inside"
+                self.paused = message.pauses
                 cluster.gone.setdefault(message.generation, {})[self.rank] = self.content
+                if self.step >= self.steps:
+                    self.finish()
+            case p.Pause():
+                self.wished = message.number
+            case p.Continue() if self.place == "paused":
+                self.paused, self.place = message.number, "inside"
                 if self.step >= self.steps:
                     self.finish()
             case _:
@@ -150,6 +168,10 @@ class Cluster:
         self.steps = steps
         self.world_size = world_size
         self.ranks: dict[int, Rank] = {}
+        self.shadows: dict[int, Rank] = {}
+        self.answers: list[p.Answer] = []
+        self.agreed: dict[tuple[int, int], bool] = {}
+        """By generation and step: do its members pause at its end? All of them see the same."""
         self.linked: set[tuple[int, int]] = set()
         self.agent_says: deque[p.Message] = deque()
         self.broken_links: deque[tuple[int, int]] = deque()
@@ -178,6 +200,14 @@ class Cluster:
 
     def hello(self) -> None:
         self.feed(FromAgent(p.Hello(version=p.VERSION, token="", role="agent", world_size=self.world_size)))
+
+    def command(self, order: str, **more: Any) -> None:
+        self.feed(FromControl(1, p.Command(request=len(self.answers) + 1, order=order, **more)))
+
+    def agree(self, rank: Rank) -> bool:
+        members = [self.ranks[each] for each in rank.members]
+        wish = any(each.wished > each.paused for each in members if each.generation == rank.generation)
+        return self.agreed.setdefault((rank.generation, rank.step), wish)
 
     def end_process(self, rank: Rank, code: int) -> None:
         """The agent sees the exit at once; what the process said before it still arrives, then its link breaks."""
@@ -236,7 +266,7 @@ class Cluster:
             and not peer.deaf
             and peer.generation == rank.generation
             and ((peer.place == "inside" and peer.step >= rank.step) or (peer.step > rank.step))
-            for peer in self.ranks.values()
+            for peer in (self.ranks[member] for member in rank.members)
         )
 
     def boot(self, rank: Rank) -> None:
@@ -275,7 +305,7 @@ class Cluster:
         if self.broken_links:
             self.break_link()
             return True
-        for rank in list(self.ranks.values()):
+        for rank in [*self.ranks.values(), *self.shadows.values()]:
             if rank.outbox:
                 self.from_rank(rank)
             elif rank.place == "boot" and not rank.deaf:
@@ -283,7 +313,7 @@ class Cluster:
             elif rank.alive and rank.inbox and not rank.deaf:
                 rank.obey(self)
             elif train and self.can_step(rank):
-                rank.complete_step()
+                rank.complete_step(self)
             elif rank.place == "leaving":
                 self.end_process(rank, 0)
             else:
@@ -295,19 +325,29 @@ class Cluster:
         match action:
             case Send(number, incarnation, message):
                 self.sent.append((number, message))
-                rank = self.ranks.get(number)
+                rank = self.shadows.get(number)
+                if rank is None or rank.incarnation != incarnation:
+                    rank = self.ranks.get(number)
                 linked = rank is not None and rank.alive and (number, incarnation) in self.linked
                 if rank is not None and linked and rank.incarnation == incarnation:
                     rank.inbox.append(message)
             case ToAgent(p.Spawn(rank=number, incarnation=incarnation)):
                 self.spawns.append((number, incarnation))
-                old = self.ranks.get(number)
-                if old is not None:
-                    self.ghosts.append(old)
-                    old.place = "dead"
-                    if (number, old.incarnation) in self.linked:
-                        self.broken_links.append((number, old.incarnation))
+                self._forget(self.ranks.get(number))
                 self.ranks[number] = Rank(number, incarnation, self.steps, deaf=not self.start_ranks)
+            case ToAgent(p.Prepare(rank=number, incarnation=incarnation)):
+                assert number not in self.shadows, "two processes are prepared for one rank"
+                self.shadows[number] = Rank(number, incarnation, self.steps, deaf=not self.start_ranks)
+            case ToAgent(p.Promote(rank=number, incarnation=incarnation)):
+                self._forget(self.ranks.get(number))
+                self.ranks[number] = self.shadows.pop(number)
+                assert self.ranks[number].incarnation == incarnation
+            case ToAgent(p.Kill(rank=number, incarnation=incarnation)):
+                shadow = self.shadows.get(number)
+                if shadow is not None and shadow.incarnation == incarnation:
+                    self._forget(self.shadows.pop(number))
+            case ToControl(_, p.Answer() as answer):
+                self.answers.append(answer)
             case ToAgent(p.Incident(record=record)):
                 self.records.append(record)
             case ToAgent(p.End() as end):
@@ -318,6 +358,13 @@ class Cluster:
                 self.open_generations.add(prefix)
             case CloseGeneration(prefix):
                 self.open_generations.remove(prefix)
+
+    def _forget(self, old: Rank | None) -> None:
+        if old is not None:
+            self.ghosts.append(old)
+            old.place = "dead"
+            if (old.rank, old.incarnation) in self.linked:
+                self.broken_links.append((old.rank, old.incarnation))
 
     # What a test asks.
 
@@ -339,7 +386,7 @@ class Cluster:
         for _ in range(steps):
             for rank in self.ranks.values():
                 if self.can_step(rank):
-                    rank.complete_step()
+                    rank.complete_step(self)
 
 
 __all__ = ["AgentLost", "Cluster", "Rank"]

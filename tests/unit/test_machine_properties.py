@@ -28,10 +28,12 @@ class Job(RuleBasedStateMachine):
         max_restarts=st.integers(0, 2),
         can_dump=st.booleans(),
         head_start=st.booleans(),
+        least=st.integers(0, 2),
     )
-    def begin(self, world_size: int, max_restarts: int, can_dump: bool, head_start: bool) -> None:
-        self.job = Cluster(world_size, max_restarts=max_restarts, can_dump=can_dump)
-        self.faults = 0
+    def begin(self, world_size: int, max_restarts: int, can_dump: bool, head_start: bool, least: int) -> None:
+        least = min(least, world_size)
+        self.job = Cluster(world_size, max_restarts=max_restarts, can_dump=can_dump, elastic=least)
+        self.faults = self.asked = 0
         self.expected: Counter[tuple[int, int]] = Counter()
         self.job.hello()
         if head_start:
@@ -74,7 +76,7 @@ class Job(RuleBasedStateMachine):
     def a_rank_trains(self, number: int) -> None:
         rank = self.pick(number)
         if self.job.can_step(rank):
-            rank.complete_step()
+            rank.complete_step(self.job)
 
     @rule()
     def the_agent_speaks(self) -> None:
@@ -158,6 +160,36 @@ class Job(RuleBasedStateMachine):
     def bits_will_flip(self, number: int) -> None:
         self.pick(number).flips = True
 
+    # What happens on purpose, and what becomes of it.
+
+    @rule(ready=st.integers(0, 2))
+    def spares_are_counted(self, ready: int) -> None:
+        self.job.feed(FromAgent(p.Spares(ready=ready)))
+
+    @rule(
+        order=st.sampled_from(["pause", "pause", "continue", "hot-switch", "hot-switch", "cancel-switch", "status"]),
+        number=numbers,
+        timeout=st.sampled_from([0.0, 1.0, 50.0]),
+        exit_after=st.sampled_from([False, False, False, True]),
+    )
+    @precondition(lambda self: self.job.end is None)
+    def somebody_wants_something(self, order: str, number: int, timeout: float, exit_after: bool) -> None:
+        self.asked += 1
+        self.job.command(order, rank=number % self.job.world_size, timeout=timeout, exit_after=exit_after)
+
+    @rule(number=numbers, times=st.integers(1, 3))
+    def a_prepared_process_gets_on(self, number: int, times: int) -> None:
+        shadow = self.job.shadows.get(number)
+        if shadow is not None and shadow.alive:
+            for _ in range(times):
+                self.job.boot(shadow)
+                self.job.from_rank(shadow)
+
+    @rule(number=numbers, code=st.sampled_from([-9, 1, 0]))
+    def a_prepared_process_ends(self, number: int, code: int) -> None:
+        if (shadow := self.job.shadows.get(number)) is not None:
+            self.job.end_process(shadow, code)
+
     # What should not impress anybody.
 
     @rule(pick=st.randoms(use_true_random=False))
@@ -198,6 +230,12 @@ class Job(RuleBasedStateMachine):
             assert len(set(contents.values())) == 1, f"generation {generation} began with different states: {contents}"
 
     @invariant()
+    def nobody_is_forgotten(self) -> None:
+        machine = self.job.machine
+        if type(machine.state).__name__ in ("Building", "Repairing", "Running"):
+            assert sorted([*machine._active, *(machine._aside - set(machine._active))]) == [*range(machine.world_size)]
+
+    @invariant()
     def budgets_are_kept(self) -> None:
         assert self.job.machine.restarts <= self.job.machine.max_restarts
         restarts = sum(record["event"] == "decision" and record["decision"] == "restart" for record in self.job.records)
@@ -228,6 +266,8 @@ class Job(RuleBasedStateMachine):
         self.budgets_are_kept()
         self.nobody_went_on_with_another_state()
         assert self.job.machine.deadline is None
+        assert not self.job.shadows, "a prepared process is left"
+        assert len(self.job.answers) == self.asked, "a command without an answer, or with two"
         assert self.job.feed(FromAgent(p.Terminate(reason="late", grace=1.0))) == []
 
         listed: Counter[tuple[str, int, int]] = Counter()

@@ -38,7 +38,8 @@ class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Hello(Message):
-    """First frame of every link. `role` is "rank" (a training process) or "agent" (what starts and watches them)."""
+    """First frame of every link. `role` is "rank" (a training process), "agent" (what starts and watches them) or
+    "control" (somebody who asks for a pause or a switch)."""
 
     version: int
     token: str
@@ -92,6 +93,9 @@ FAULT_KINDS = (
     "start",  # a replacement failed before it got to the training function
     "repair",  # a repair failed or delivered a state with the wrong hash
     "agent",  # the agent is gone or silent
+    # Not faults, but reasons to interrupt the training that get into the timeline in the same way:
+    "rejoin",  # a rank that the job went on without is back
+    "hot-switch",  # a rank's process is exchanged on request
 )
 
 
@@ -137,6 +141,15 @@ class Repaired(Message):
 
 class Resumed(Message):
     """The first step after `Go` is complete."""
+
+    generation: int
+    step: int
+    elastic: bool = False
+    """This rank could take over the data of other ranks."""
+
+
+class Paused(Message):
+    """The rank has completed the step that all ranks agreed on and waits for `Continue` or `Stop`."""
 
     generation: int
     step: int
@@ -196,7 +209,10 @@ class Stop(Message):
 
 
 class Join(Message):
-    """Build the process group of this generation. Its store keys start with `prefix`."""
+    """Build the process group of this generation. Its store keys start with `prefix`.
+
+    Members may be fewer than the job has ranks; they then share the data of the missing ones (see `shares`).
+    """
 
     generation: int
     members: list[int]
@@ -219,6 +235,22 @@ class Repair(Message):
 class Go(Message):
     generation: int
     step: int
+    pauses: int = 0
+    """Pauses up to this number are void."""
+
+
+class Pause(Message):
+    """Wait at the end of a step. Which one, the ranks agree on in the exchange of gradients: the first one in which
+    any of them has heard of this. Nobody is interrupted."""
+
+    number: int
+    """Counts up over the life of the job."""
+
+
+class Continue(Message):
+    """Go on after the pause of this number."""
+
+    number: int
 
 
 class Dump(Message):
@@ -288,6 +320,12 @@ class Terminate(Message):
     grace: float
 
 
+class Spares(Message):
+    """How many warm spares wait at the agent."""
+
+    ready: int
+
+
 class Beat(Message):
     """The agent lives."""
 
@@ -308,6 +346,20 @@ class Kill(Message):
     reason: str
 
 
+class Prepare(Message):
+    """Start a process for this rank beside the one that it has, and leave that one alone."""
+
+    rank: int
+    incarnation: int
+
+
+class Promote(Message):
+    """The prepared process is the rank's process from now on; the one before it is told to leave."""
+
+    rank: int
+    incarnation: int
+
+
 class Incident(Message):
     """One entry of the timeline, to be written to the events file."""
 
@@ -322,12 +374,38 @@ class End(Message):
     cause: str = ""
 
 
+# --- control ---------------------------------------------------------------------------------------------------------
+
+
+class Command(Message):
+    """What somebody wants: `order` is one of `ORDERS`. Every command gets one `Answer`, when it is done or refused."""
+
+    request: int
+    order: str
+    rank: int = -1
+    timeout: float = 0.0
+    """Of a pause: seconds until the job goes on by itself."""
+    exit_after: bool = False
+    """Of a pause: end the job after the timeout instead."""
+
+
+ORDERS = ("pause", "continue", "hot-switch", "cancel-switch", "status")
+
+
+class Answer(Message):
+    request: int
+    ok: bool
+    text: str
+    fields: dict[str, Any] = {}
+
+
 AnyMessage = (
     Hello | Welcome | Refused
-    | Out | Joined | Repaired | Resumed | Finished | Dumped | Log | StoreSet | StoreGet | StoreAdd
-    | Stop | Join | Repair | Go | Dump | Release | Exit | Ping | StoreReply
-    | Started | Observed | Ended | Suspect | Terminate | Beat
-    | Spawn | Kill | Incident | End
+    | Out | Joined | Repaired | Resumed | Paused | Finished | Dumped | Log | StoreSet | StoreGet | StoreAdd
+    | Stop | Join | Repair | Go | Pause | Continue | Dump | Release | Exit | Ping | StoreReply
+    | Started | Observed | Ended | Suspect | Terminate | Spares | Beat
+    | Spawn | Kill | Prepare | Promote | Incident | End
+    | Command | Answer
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
@@ -396,6 +474,6 @@ def refusal(hello: Message, token: str) -> str | None:
         return "wrong job token"
     if hello.version != VERSION:
         return f"protocol version {hello.version} is not spoken here; this is version {VERSION}"
-    if hello.role not in ("rank", "agent"):
+    if hello.role not in ("rank", "agent", "control"):
         return f"unknown role {hello.role!r}"
     return None

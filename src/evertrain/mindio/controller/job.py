@@ -6,7 +6,8 @@ all of it gets into the timeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evertrain.mindio import plan
@@ -22,6 +23,7 @@ from evertrain.mindio.controller.states import (
     Closing,
     Dumping,
     Gathering,
+    Hold,
     Idle,
     OpenGeneration,
     Over,
@@ -29,6 +31,7 @@ from evertrain.mindio.controller.states import (
     Repairing,
     Running,
     Send,
+    Shadow,
     State,
     ToAgent,
 )
@@ -37,7 +40,7 @@ from evertrain.mindio.protocol import Incident as IncidentMessage
 from evertrain.mindio.timing import Timing
 
 
-class Job:
+class Job(ABC):
     def __init__(
         self,
         world_size: int,
@@ -45,12 +48,17 @@ class Job:
         max_restarts: int,
         can_dump: bool,
         wall_offset: float,
+        elastic: int = 0,
     ) -> None:
         if world_size < 1:
             raise ValueError(f"a job has at least one rank, not {world_size}")
         if max_restarts < 0:
             raise ValueError(f"max_restarts must not be negative, not {max_restarts}")
+        if not 0 <= elastic <= world_size:
+            raise ValueError(f"a job of {world_size} ranks can't go on with at least {elastic}")
         self.world_size = world_size
+        self.elastic = elastic
+        """With how few ranks the job may go on while others are missing; 0 if it has to wait for all."""
         self.timing = timing
         self.max_restarts = max_restarts
         self.can_dump = can_dump
@@ -70,6 +78,17 @@ class Job:
         """The newest step that any rank was known to have completed."""
         self._distrusted: set[int] = set()
         self._left: set[int] = set()
+        self._active: list[int] = []
+        """Members of the newest generation."""
+        self._aside: set[int] = set()
+        """Ranks that the job does not wait for."""
+        self._can_share: bool | None = None
+        """Can ranks take over the data of others? None as long as nobody has said."""
+        self._spares = 0
+        """Warm spares that wait at the agent, as far as known."""
+        self._hold: Hold | None = None
+        self._shadow: Shadow | None = None
+        self._pauses = 0
         self._protected = False
         self._trained = False
         self._attempt = 0
@@ -111,12 +130,13 @@ class Job:
         """If everybody is out: agree on a step and build the next generation."""
         if not isinstance(self.state, Gathering):
             return
-        if self._roster.stopping or self._roster.starting:
+        if self._roster.stopping or len(self._roster.starting) > len(self._roster.starting & self._aside):
             if not self._roster.stopping:
                 self._phase("start")
             return
-        members = [member.rank for member in self._roster]
-        outs = {member.rank: member.out for member in self._roster if member.out is not None}
+        self._swap()
+        outs = {member.rank: member.out for member in self._roster if member.place is Place.OUT and member.out}
+        members = list(outs)
         odd = plan.odd_ones_out({rank: out.fingerprint for rank, out in outs.items()})
         if odd:
             norm = next(out.summary for rank, out in outs.items() if rank not in odd)
@@ -156,7 +176,9 @@ class Job:
             need_digest=not start.load,
         )
         self.state = Building(start, self._now + self.timing.rebuild, set(members))
-        for member in self._roster:
+        self._active = members
+        self._aside.difference_update(members)
+        for member in self._members():
             self._roster.move(member, Place.JOINING)
             self._send(member, join)
 
@@ -181,7 +203,7 @@ class Job:
             )
 
         passive = order("load" if start.load else "none")
-        for member in self._roster:
+        for member in self._members():
             message = passive
             if targets := transfers.targets_of.get(member.rank):
                 message = order("send", member.rank, targets)
@@ -198,14 +220,15 @@ class Job:
         self._step = self._furthest = start.step
         self._trained, self._begun_anew = True, False
         self._distrusted.clear()
-        ranks = set(range(self.world_size))
-        self.state = Running(ranks, set(ranks))
-        go = Go(generation=self.generation, step=start.step)
-        for member in self._roster:
+        self.state = Running(set(self._active), set(self._active))
+        go = Go(generation=self.generation, step=start.step, pauses=self._pauses)
+        for member in self._members():
             member.seasoned = True
             self._roster.move(member, Place.INSIDE)
             self._send(member, go)
-        self._seasoned = self.world_size
+        self._seasoned = len(self._active)
+        if self._incident is None:
+            self._pursue()
 
     # The way out.
 
@@ -219,6 +242,7 @@ class Job:
     def _close(self, closing: Closing) -> None:
         """End the work of all ranks; the state of one is written first, if there is any."""
         released = isinstance(self.state, Releasing | Idle)
+        self._drop_plans(closing.reason)
         self.state = closing
         if released or not self._trained or not self.can_dump:
             return self._finish(closing)
@@ -261,6 +285,7 @@ class Job:
         self._count_restart()
         self._distrusted.clear()
         self._left.clear()
+        self._aside.clear()
         self.state = Gathering()
         leave = Exit(reason=closing.reason)
         for member in self._roster:
@@ -290,6 +315,7 @@ class Job:
         if self._incident is not None:
             self._close_incident("ended")
         self._abandon_generation()
+        self._drop_plans(reason)
         leave = Exit(reason=reason)
         for member in self._roster:
             if member.place not in (Place.LOST, Place.ABSENT) and member.rank not in self._left:
@@ -353,9 +379,41 @@ class Job:
             world_size=self.world_size,
             restarts_used=self.restarts,
             max_restarts=self.max_restarts,
+            spare=self._has_replacement(member.rank),
+            others=self._others(member.rank),
         )
 
+    # What happens on purpose, or without everybody: see `planned`.
+
+    @abstractmethod
+    def _pursue(self) -> None:
+        """If something waits for the end of a step, have all ranks pause there."""
+
+    @abstractmethod
+    def _swap(self) -> None:
+        """Everybody is out: a prepared process takes its rank's place."""
+
+    @abstractmethod
+    def _take_shadow(self, member: Member) -> bool:
+        """The rank's process is lost; True if a prepared one takes its place."""
+
+    @abstractmethod
+    def _drop_plans(self, why: str) -> None:
+        """Nothing comes of a pause or a switch any more."""
+
+    @abstractmethod
+    def _has_replacement(self, rank: int) -> bool:
+        """A process for this rank would be there at once."""
+
+    @abstractmethod
+    def _others(self, rank: int) -> int:
+        """How many ranks may go on without this one; 0 if they have to wait for it."""
+
     # Small helpers.
+
+    def _members(self) -> Iterator[Member]:
+        """Of the newest generation."""
+        return (self._roster[rank] for rank in self._active)
 
     def _member(self, rank: int, incarnation: int) -> Member | None:
         """The rank, if this is its current incarnation; an older one has no say any more."""
@@ -371,10 +429,15 @@ class Job:
         if self._incident is not None:
             self._incident.restarted.add(member.rank)
         self._seasoned -= int(member.seasoned)
-        member.incarnation += 1
+        member.seasoned = False
+        if self._take_shadow(member):
+            return
+        self._spares = max(self._spares - 1, 0)
+        member.issued += 1
+        member.incarnation = member.issued
         member.attempt = -1
         member.out = None
-        member.link_lost = member.seasoned = False
+        member.link_lost = False
         member.ordered_at = self._now
         self._distrusted.discard(member.rank)
         # A script without Evertrain never gets to a training function, so nobody waits for it until some rank did.

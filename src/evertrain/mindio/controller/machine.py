@@ -8,6 +8,8 @@ There is one way through the states, and start, recovery and restart all take it
     Idle -> Gathering -> Building -> Repairing -> Running -> Releasing -> Ended
                ^____________|____________|___________|            (a fault: everybody out again)
 
+A pause, a switch and the return of a rank begin in Running and are in `planned`.
+
     any state -> Closing -> Dumping -> Gathering (restart) or Ended (termination, giving up)
 
 A fault at any time tells every rank that is at work to stop, orders a replacement for the one whose process is lost,
@@ -24,7 +26,7 @@ from typing import Any
 import msgspec
 
 from evertrain.mindio.controller import policy
-from evertrain.mindio.controller.job import Job
+from evertrain.mindio.controller.planned import Planned
 from evertrain.mindio.controller.roster import AT_WORK, Member, Place
 from evertrain.mindio.controller.states import (
     CONSEQUENCES,
@@ -36,6 +38,7 @@ from evertrain.mindio.controller.states import (
     Dumping,
     Event,
     FromAgent,
+    FromControl,
     FromRank,
     Gathering,
     Idle,
@@ -48,8 +51,10 @@ from evertrain.mindio.controller.states import (
     Send,
     Tick,
     ToAgent,
+    ToControl,
 )
 from evertrain.mindio.protocol import (
+    Command,
     Dumped,
     Ended,
     Fault,
@@ -60,10 +65,11 @@ from evertrain.mindio.protocol import (
     Message,
     Observed,
     Out,
+    Paused,
     Ping,
-    Release,
     Repaired,
     Resumed,
+    Spares,
     Started,
     Suspect,
     Terminate,
@@ -76,6 +82,7 @@ __all__ = [
     "CloseGeneration",
     "Event",
     "FromAgent",
+    "FromControl",
     "FromRank",
     "LinkLost",
     "Machine",
@@ -83,10 +90,11 @@ __all__ = [
     "Send",
     "Tick",
     "ToAgent",
+    "ToControl",
 ]
 
 
-class Machine(Job):
+class Machine(Planned):
     """Leads a job of `world_size` ranks from its start to its end.
 
     `wall_offset` is wall-clock time minus monotonic time, for the timestamps in the records.
@@ -100,14 +108,16 @@ class Machine(Job):
         max_restarts: int = 0,
         can_dump: bool = True,
         wall_offset: float = 0.0,
+        elastic: int = 0,
     ) -> None:
-        super().__init__(world_size, timing, max_restarts, can_dump, wall_offset)
+        super().__init__(world_size, timing, max_restarts, can_dump, wall_offset, elastic)
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
             Hello: lambda member, hello: self._uses_training(),
             Out: self._on_out,
             Joined: self._on_joined,
             Repaired: self._on_repaired,
             Resumed: self._on_resumed,
+            Paused: self._on_paused,
             Finished: self._on_finished,
             Dumped: self._on_dumped,
             Log: self._on_log,
@@ -119,6 +129,7 @@ class Machine(Job):
             Ended: self._on_ended,
             Suspect: self._on_suspect,
             Terminate: self._on_terminate,
+            Spares: self._on_spares,
         }
 
     # What the shell asks.
@@ -127,6 +138,8 @@ class Machine(Job):
         self._actions, self._now = [], max(now, self._now)
         if not isinstance(self.state, Over):
             match event:
+                case FromRank(rank, incarnation, message) if self._is_shadow(rank, incarnation):
+                    self._from_shadow(message)
                 case FromRank(rank, incarnation, message):
                     member = self._member(rank, incarnation)
                     handler = self._handlers.get(type(message))
@@ -136,6 +149,10 @@ class Machine(Job):
                     agent_handler = self._agent_handlers.get(type(message))
                     if agent_handler is not None:
                         agent_handler(message)
+                case FromControl(link, Command() as command):
+                    self._on_command(link, command)
+                case LinkLost(rank, incarnation) if self._is_shadow(rank, incarnation):
+                    self._shadow_failed("its link to the controller broke")
                 case LinkLost(rank, incarnation):
                     self._on_link_lost(rank, incarnation)
                 case AgentLost(reason):
@@ -147,7 +164,7 @@ class Machine(Job):
     @property
     def deadline(self) -> float | None:
         """When to send the next `Tick`, if nothing else happens; None for never."""
-        times = [self._roster.deadline]
+        times = [self._roster.deadline, *self._planned_deadlines()]
         if isinstance(self.state, Building | Repairing | Closing | Dumping):
             times.append(self.state.deadline)
         return min((time for time in times if time is not None), default=None)
@@ -165,7 +182,7 @@ class Machine(Job):
         if not 0 <= rank < self.world_size:
             return f"rank {rank} is not in a job of {self.world_size}"
         current = self._roster[rank].incarnation
-        if incarnation != current:
+        if incarnation != current and not self._is_shadow(rank, incarnation):
             return f"incarnation {incarnation} of rank {rank} is not the current one, {current}"
         return None
 
@@ -191,6 +208,8 @@ class Machine(Job):
             return
         if fault.kind == "exit" and fault.exit_code == 0:
             self._on_ended(Ended(rank=fault.rank, incarnation=fault.incarnation))
+        elif self._is_shadow(fault.rank, fault.incarnation):
+            self._shadow_failed(policy.describe(fault))
         elif member := self._member(fault.rank, fault.incarnation):
             self._on_fault(member, fault, observed.step if observed.step >= 0 else None)
         else:
@@ -200,13 +219,15 @@ class Machine(Job):
         detail = "ended with code 0 before the training was over"
         fault = Fault(kind="exit", rank=ended.rank, incarnation=ended.incarnation, detail=detail, exit_code=0)
         member = self._member(ended.rank, ended.incarnation)
-        if member is None:
+        if self._is_shadow(ended.rank, ended.incarnation):
+            self._shadow_failed("it ended with code 0 before it got to the training")
+        elif member is None:
             self._explain(fault)
         elif member.place is Place.LEAVING or not self._protected:
             self._tell("ended", rank=ended.rank, incarnation=ended.incarnation, code=0)
             self._roster.move(member, Place.LEAVING)
             self._left.add(member.rank)
-            if len(self._left) == self.world_size:
+            if len(self._left | self._aside) == self.world_size:
                 self._end(0, "all ranks are done")
         else:
             self._on_fault(member, fault)
@@ -255,6 +276,8 @@ class Machine(Job):
             return
         before = member.place
         answered = before is not Place.STOPPING or out.attempt >= member.attempt
+        if before is Place.STARTING and self._trained and member.rank in self._aside:
+            self._tell("ready", rank=member.rank, incarnation=member.incarnation)
         if before is Place.STARTING:
             self._slowest_start = max(self._slowest_start, self._now - member.ordered_at)
             self._history.reached_training(member.rank)
@@ -279,6 +302,7 @@ class Machine(Job):
             self._closing_progress(member)
         else:
             self._gathered()
+            self._pursue()
 
     def _on_joined(self, member: Member, joined: Joined) -> None:
         state = self.state
@@ -311,6 +335,7 @@ class Machine(Job):
     def _on_resumed(self, member: Member, resumed: Resumed) -> None:
         if isinstance(self.state, Running) and resumed.generation == self.generation:
             self._furthest = max(self._furthest, resumed.step)
+            self._can_share = resumed.elastic and self._can_share is not False
             self._resumed(member, self.state)
 
     def _on_finished(self, member: Member, finished: Finished) -> None:
@@ -321,16 +346,14 @@ class Machine(Job):
         self._resumed(member, self.state)
         self.state.unfinished.discard(member.rank)
         if not self.state.unfinished:
-            self.state = Releasing()
-            for each in self._roster:
-                self._roster.move(each, Place.LEAVING)
-                self._send(each, Release())
+            self._all_finished()
 
     def _resumed(self, member: Member, running: Running) -> None:
         if member.rank in running.waiting:
             running.waiting.discard(member.rank)
             if not running.waiting and self._incident is not None:
                 self._close_incident("restarted" if self._incident.all_restarted else "recovered")
+                self._pursue()
 
     def _on_dumped(self, member: Member, dumped: Dumped) -> None:
         state = self.state
@@ -361,6 +384,7 @@ class Machine(Job):
         self._on_fault(member, self._own_fault(member, "disconnected", detail))
 
     def _on_tick(self) -> None:
+        self._planned_tick()
         while not isinstance(self.state, Over) and (member := self._roster.pop_expired(self._now)) is not None:
             if member.link_lost:
                 kind, detail = "disconnected", "the link to the controller broke"
@@ -393,6 +417,8 @@ class Machine(Job):
         `step` is that of the rank's state, where it could still say so.
         """
         lost = fault.kind in policy.PROCESS_LOST
+        if member.rank in self._aside and isinstance(self.state, Gathering | Building | Repairing | Running):
+            return self._fault_aside(member, fault)
         if member.place is Place.LOST or (member.place is Place.LEAVING and not (lost and self._is_releasing)):
             return
         if step is not None and fault.kind in CONSEQUENCES and self._incident is not None:
@@ -418,7 +444,9 @@ class Machine(Job):
                 if lost:
                     self._roster.move(member, Place.LOST)
                 return self._give_up_on_processes(decision)
-            if decision.strategy == policy.RECOVER_IN_PLACE:
+            if decision.strategy == policy.ELASTIC:
+                self._aside.add(member.rank)
+            if decision.strategy in (policy.RECOVER_IN_PLACE, policy.ELASTIC):
                 self._spawn(member)
         self._recover()
 

@@ -1,7 +1,10 @@
 """What to do about a fault: the finest strategy that has a chance, and the reason in words. Pure.
 
 The strategies, finest first: `retry` (the step is run again, nobody restarts), `recover-in-place` (only the faulty
-process is replaced), `restart` (all processes are, after a checkpoint was written if that is possible) and `exit`.
+process is replaced), `elastic-training` (the same, but the others go on without it until its replacement is there),
+`restart` (all processes are, after a checkpoint was written if that is possible) and `exit`. `hot-switch` is no answer
+to a fault: a process is exchanged on request.
+
 Each one is tried a few times before the next. "Again" means: the same rank without progress of the job in between; a
 fault at a later step starts from the top, so that a long job with rare faults never uses up anything.
 """
@@ -13,7 +16,14 @@ from dataclasses import dataclass, field
 
 from evertrain.mindio.protocol import Fault
 
-RETRY, RECOVER_IN_PLACE, RESTART, EXIT = STRATEGIES = ("retry", "recover-in-place", "restart", "exit")
+RETRY, HOT_SWITCH, RECOVER_IN_PLACE, ELASTIC, RESTART, EXIT = STRATEGIES = (
+    "retry",
+    "hot-switch",
+    "recover-in-place",
+    "elastic-training",
+    "restart",
+    "exit",
+)
 
 PROCESS_LOST = frozenset({"exit", "stopped", "hang", "unresponsive", "disconnected", "start", "agent"})
 """Kinds after which the process is of no more use. After all others it is alive and can run the step again."""
@@ -50,6 +60,10 @@ class Situation:
     world_size: int
     restarts_used: int
     max_restarts: int
+    spare: bool = False
+    """A replacement would be there at once."""
+    others: int = 0
+    """Ranks that could go on without this one, if they may; 0 if they may not."""
 
 
 @dataclass(slots=True)
@@ -92,6 +106,8 @@ def decide(fault: Fault, situation: Situation, history: History) -> Decision:
     if situation.starting:
         failed = history.failed_starts[fault.rank]
         if failed < MAX_REPLACEMENTS:
+            if situation.others and not situation.spare:
+                return _without(f"the start of {who} failed ({describe(fault)}) and is tried again", situation)
             return Decision(RECOVER_IN_PLACE, f"the start of {who} failed ({describe(fault)}); start it again")
         return fallback(f"the start of {who} failed {failed + 1} times ({describe(fault)})", situation)
 
@@ -106,8 +122,18 @@ def decide(fault: Fault, situation: Situation, history: History) -> Decision:
             return fallback(f"{who} fails at step {situation.step} again and again ({describe(fault)})", situation)
     if replaced < MAX_REPLACEMENTS:
         why = "retries did not help" if retried else "its process is lost"
+        if situation.others and not situation.spare:
+            return _without(f"{who} is replaced: {why} ({describe(fault)}); no warm spare is ready", situation)
         return Decision(RECOVER_IN_PLACE, f"{who} is replaced: {why} ({describe(fault)})")
     return fallback(f"{who} fails at step {situation.step} even after {replaced} replacements", situation)
+
+
+def in_background(fault: Fault, history: History) -> Decision:
+    """A process that the others go on without has failed: nobody is interrupted for that."""
+    who, failed = f"rank {fault.rank}", history.failed_starts[fault.rank]
+    if failed <= MAX_REPLACEMENTS:
+        return Decision(RECOVER_IN_PLACE, f"{who} failed before it could join ({describe(fault)}); start it again")
+    return Decision(ELASTIC, f"{who} failed {failed} times before it could join ({describe(fault)}); go on without it")
 
 
 def after_failed_attempt(attempts: int, detail: str, situation: Situation) -> Decision:
@@ -132,6 +158,10 @@ def describe(fault: Fault) -> str:
     if not detail and fault.exit_code is not None:
         detail = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
     return f"{fault.kind}: {detail}" if detail else fault.kind
+
+
+def _without(why: str, situation: Situation) -> Decision:
+    return Decision(ELASTIC, f"{why}; {situation.others} of {situation.world_size} ranks go on meanwhile")
 
 
 def _ordinal(number: int) -> str:

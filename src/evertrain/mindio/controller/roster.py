@@ -36,6 +36,8 @@ AT_WORK = (Place.JOINING, Place.INSIDE, Place.FINISHED)
 class Member:
     rank: int
     incarnation: int = -1
+    issued: int = -1
+    """The newest incarnation that was ever ordered, a prepared one that came to nothing included."""
     place: Place = Place.ABSENT
     expires: float | None = None
     ordered_at: float = 0.0

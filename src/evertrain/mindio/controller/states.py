@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evertrain.mindio import plan
+from evertrain.mindio.controller.roster import Member
 from evertrain.mindio.protocol import Message
 
 # --- events and actions ----------------------------------------------------------------------------------------------
@@ -19,6 +20,14 @@ class FromRank:
 
 @dataclass(frozen=True, slots=True)
 class FromAgent:
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class FromControl:
+    """`link` is the number under which the answer finds its way back."""
+
+    link: int
     message: Message
 
 
@@ -38,7 +47,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = FromRank | FromAgent | LinkLost | AgentLost | Tick
+Event = FromRank | FromAgent | FromControl | LinkLost | AgentLost | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,12 @@ class ToAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class ToControl:
+    link: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
 class OpenGeneration:
     """Accept store keys with this prefix."""
 
@@ -69,7 +84,7 @@ class CloseGeneration:
     prefix: str
 
 
-Action = Send | ToAgent | OpenGeneration | CloseGeneration
+Action = Send | ToAgent | ToControl | OpenGeneration | CloseGeneration
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
@@ -108,6 +123,10 @@ class Running:
     waiting: set[int]
     """Ranks that have not completed a step since `Go`."""
     unfinished: set[int]
+    pausing: bool = False
+    """All ranks were told to wait at the end of a step."""
+    paused: set[int] = field(default_factory=set)
+    """Ranks that wait there."""
 
 
 @dataclass(slots=True)
@@ -143,6 +162,28 @@ class Dumping:
 class Over:
     code: int
     reason: str
+
+
+@dataclass(slots=True)
+class Hold:
+    """Somebody wants the job to pause."""
+
+    seconds: float
+    exit_after: bool
+    asker: tuple[int, int]
+    """Link and request of the command, for its answer."""
+    deadline: float | None = None
+    """When the pause is over; None until all ranks wait."""
+
+
+@dataclass(slots=True)
+class Shadow:
+    """A process that is prepared to take a rank's place."""
+
+    member: Member
+    asker: tuple[int, int]
+    expires: float | None
+    """Until when it has to be ready; None when it is."""
 
 
 State = Idle | Gathering | Building | Repairing | Running | Releasing | Closing | Dumping | Over
