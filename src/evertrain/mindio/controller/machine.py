@@ -138,7 +138,7 @@ class Machine(Planned):
         self._actions, self._now = [], max(now, self._now)
         if not isinstance(self.state, Over):
             match event:
-                case FromRank(rank, incarnation, message) if self._is_shadow(rank, incarnation):
+                case FromRank(rank, incarnation, message) if self.is_prepared(rank, incarnation):
                     self._from_shadow(message)
                 case FromRank(rank, incarnation, message):
                     member = self._member(rank, incarnation)
@@ -151,7 +151,7 @@ class Machine(Planned):
                         agent_handler(message)
                 case FromControl(link, Command() as command):
                     self._on_command(link, command)
-                case LinkLost(rank, incarnation) if self._is_shadow(rank, incarnation):
+                case LinkLost(rank, incarnation) if self.is_prepared(rank, incarnation):
                     self._shadow_failed("its link to the controller broke")
                 case LinkLost(rank, incarnation):
                     self._on_link_lost(rank, incarnation)
@@ -182,7 +182,7 @@ class Machine(Planned):
         if not 0 <= rank < self.world_size:
             return f"rank {rank} is not in a job of {self.world_size}"
         current = self._roster[rank].incarnation
-        if incarnation != current and not self._is_shadow(rank, incarnation):
+        if incarnation != current and not self.is_prepared(rank, incarnation):
             return f"incarnation {incarnation} of rank {rank} is not the current one, {current}"
         return None
 
@@ -208,7 +208,7 @@ class Machine(Planned):
             return
         if fault.kind == "exit" and fault.exit_code == 0:
             self._on_ended(Ended(rank=fault.rank, incarnation=fault.incarnation))
-        elif self._is_shadow(fault.rank, fault.incarnation):
+        elif self.is_prepared(fault.rank, fault.incarnation):
             self._shadow_failed(policy.describe(fault))
         elif member := self._member(fault.rank, fault.incarnation):
             self._on_fault(member, fault, observed.step if observed.step >= 0 else None)
@@ -219,7 +219,7 @@ class Machine(Planned):
         detail = "ended with code 0 before the training was over"
         fault = Fault(kind="exit", rank=ended.rank, incarnation=ended.incarnation, detail=detail, exit_code=0)
         member = self._member(ended.rank, ended.incarnation)
-        if self._is_shadow(ended.rank, ended.incarnation):
+        if self.is_prepared(ended.rank, ended.incarnation):
             self._shadow_failed("it ended with code 0 before it got to the training")
         elif member is None:
             self._explain(fault)

@@ -234,7 +234,8 @@ class Planned(Job):
 
     # A process in the shadow of another.
 
-    def _is_shadow(self, rank: int, incarnation: int) -> bool:
+    def is_prepared(self, rank: int, incarnation: int) -> bool:
+        """Is this the process that is to take the rank's place?"""
         return self._shadow is not None and (self._shadow.member.rank, self._shadow.member.incarnation) == (
             rank,
             incarnation,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import logging
 import socket
 import ssl
@@ -28,6 +29,7 @@ from evertrain.mindio.controller.machine import (
     CloseGeneration,
     Event,
     FromAgent,
+    FromControl,
     FromRank,
     LinkLost,
     Machine,
@@ -35,6 +37,7 @@ from evertrain.mindio.controller.machine import (
     Send,
     Tick,
     ToAgent,
+    ToControl,
 )
 from evertrain.mindio.controller.store import GenerationStore
 from evertrain.mindio.protocol import (
@@ -75,6 +78,8 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._patience: asyncio.TimerHandle | None = None
         self.hello: Hello | None = None
+        self.number = 0
+        """Of a control link: where its answers go."""
         self.closed = asyncio.get_running_loop().create_future()
 
     def send(self, message: Message | msgspec.Raw) -> None:
@@ -111,6 +116,8 @@ class Link(asyncio.Protocol):
     def name(self) -> str:
         if self.hello is None:
             return self._peer
+        if self.hello.role == "control":
+            return "a control"
         return "the agent" if self.hello.role == "agent" else f"rank {self.hello.rank}"
 
     # asyncio.Protocol
@@ -224,6 +231,10 @@ class Server:
         self.hello_timeout = max(machine.timing.bound, 5.0) if hello_timeout is None else hello_timeout
         self._token, self._host, self._port, self._clock = token, host, port, clock
         self._ranks: dict[int, Link] = {}
+        self._prepared: dict[int, Link] = {}
+        """Processes that are to take a rank's place later."""
+        self._controls: dict[int, Link] = {}
+        self._numbers = itertools.count(1)
         self._agent: Link | None = None
         self._agent_heard = 0.0
         self._store = GenerationStore()
@@ -280,6 +291,8 @@ class Server:
             if message.world_size not in (0, self.machine.world_size):
                 return f"the agent starts {message.world_size} ranks, the job has {self.machine.world_size}"
             return None
+        if message.role == "control":
+            return None
         reason = self.machine.refusal(message.rank, message.incarnation)
         if reason is None and message.rank in self._ranks:
             linked = self._ranks[message.rank].hello
@@ -295,10 +308,17 @@ class Server:
             self._watch_agent()
             self._feed(FromAgent(hello))
             return
-        older = self._ranks.get(hello.rank)
-        self._ranks[hello.rank] = link
-        if older is not None:
-            older.close("a newer incarnation has come")
+        if hello.role == "control":
+            link.number = next(self._numbers)
+            self._controls[link.number] = link
+            return link.send(Welcome())
+        if self.machine.is_prepared(hello.rank, hello.incarnation):
+            self._prepared[hello.rank] = link
+        else:
+            older = self._ranks.get(hello.rank)
+            self._ranks[hello.rank] = link
+            if older is not None:
+                older.close("a newer incarnation has come")
         link.send(Welcome(running=self.machine.running_for(hello.rank)))
         self._feed(FromRank(hello.rank, hello.incarnation, hello))
 
@@ -309,8 +329,10 @@ class Server:
             self._agent_heard = self._clock()
             if not isinstance(message, protocol.Beat):
                 self._feed(FromAgent(message))
+        elif hello.role == "control":
+            self._feed(FromControl(link.number, message))
         elif isinstance(message, StoreSet | StoreGet | StoreAdd):
-            if self._ranks.get(hello.rank) is link:
+            if self._link_of(hello.rank, hello.incarnation) is link:
                 self._store.handle(message, link.send)
         else:
             self._feed(FromRank(hello.rank, hello.incarnation, message))
@@ -323,9 +345,12 @@ class Server:
         if link is self._agent:
             self._agent = None
             self._feed(AgentLost())
+        elif hello.role == "control":
+            self._controls.pop(link.number, None)
         elif hello.role == "rank":
-            if self._ranks.get(hello.rank) is link:
-                del self._ranks[hello.rank]
+            for links in (self._ranks, self._prepared):
+                if links.get(hello.rank) is link:
+                    del links[hello.rank]
             self._feed(LinkLost(hello.rank, hello.incarnation))
 
     # Around the machine.
@@ -348,20 +373,32 @@ class Server:
         for action in actions:
             match action:
                 case Send(rank, incarnation, order):
-                    link = self._ranks.get(rank)
-                    if link is None or link.hello is None or link.hello.incarnation != incarnation:
+                    link = self._link_of(rank, incarnation)
+                    if link is None:
                         continue
                     if order is not message or prepared is None:
                         # Most orders go to all ranks, and the list of members in them is as long as the job is big.
                         message, prepared = order, protocol.prepare(order)
                     link.send(prepared)
+                case ToControl(number, order):
+                    if number in self._controls:
+                        self._controls[number].send(order)
                 case ToAgent(order):
+                    if isinstance(order, protocol.Promote) and order.rank in self._prepared:
+                        self._ranks[order.rank] = self._prepared.pop(order.rank)
                     if self._agent is not None:
                         self._agent.send(order)
                 case OpenGeneration(prefix):
                     self._store.open(prefix)
                 case CloseGeneration(prefix):
                     self._store.close(prefix)
+
+    def _link_of(self, rank: int, incarnation: int) -> Link | None:
+        for links in (self._ranks, self._prepared):
+            link = links.get(rank)
+            if link is not None and link.hello is not None and link.hello.incarnation == incarnation:
+                return link
+        return None
 
     def _watch_agent(self, warned: bool = False) -> None:
         """A frozen agent keeps its link. The second look is for the case that this very loop was the frozen one."""
