@@ -18,8 +18,14 @@ setup: $(VENV)/.ready-to-test ## a virtual environment with everything for devel
 demo: $(VENV)/.ready-to-run ## train, kill a process in the middle, see that the result is the same bits
 	@$(BIN)/evertrain demo $(ARGS)
 
+# Unit tests share the cores; whole jobs have them for themselves, for their times mean something.
 test: lint ## the checkers and all tests but the full fault matrix
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest --ignore tests/unit
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 test-matrix: $(VENV)/.ready-to-test ## every fault kind in every phase on every kind of rank
 	$(BIN)/python -m pytest -m matrix $(ARGS)
