@@ -109,7 +109,8 @@ while True:
         board.mark(OUTSIDE)
         link.send(p.Out(step=step, clean=True, attempt=message.attempt, fingerprint="x"))
     elif isinstance(message, p.Join):
-        link.send(p.Joined(generation=message.generation, digest=f"d{step}" if step == message.step else ""))
+        digests = {"state": f"d{step}"} if step == message.step else {}
+        link.send(p.Joined(generation=message.generation, digests=digests))
     elif isinstance(message, p.Repair):
         step = message.step
         link.send(p.Repaired(generation=message.generation, ok=True, step=step))

@@ -124,7 +124,7 @@ class Rank:
             case p.Join() if newest < 0:
                 self.generation, self.members = message.generation, tuple(message.members)
                 holds = self.clean and self.step == message.step
-                self.say(p.Joined(generation=message.generation, digest=self.content if holds else ""))
+                self.say(p.Joined(generation=message.generation, digests={p.STATE: self.content} if holds else {}))
             case p.Repair() if newest < 0 and message.generation == self.generation:
                 self._repair(message, cluster)
             case p.Go() if newest < 0 and message.generation == self.generation:
@@ -145,17 +145,17 @@ class Rank:
 
     def _repair(self, message: p.Repair, cluster: Cluster) -> None:
         ok, source = True, -1
-        if message.action == "receive":
-            peer = cluster.ranks[message.source]
+        for _, origin, digest in message.receives:
+            peer = cluster.ranks[origin]
             self.clean = False
             if peer.flips:
                 peer.flips, peer.content = False, "flipped bits"
             if not peer.alive or peer.deaf or peer.generation != self.generation:
                 ok = False
-            elif peer.content == message.digest:
+            elif peer.content == digest:
                 self.content, self.step, self.clean = peer.content, message.step, True
             else:
-                ok, source = False, message.source
+                ok, source = False, origin
         self.say(p.Repaired(generation=message.generation, ok=ok, source=source, step=self.step))
 
 

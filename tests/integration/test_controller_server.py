@@ -96,7 +96,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 async def bring_to_running(ranks: list[Peer], generation: int = 1, step: int = 0) -> None:
     for peer in ranks:
         await peer.until(p.Join)
-        peer.say(p.Joined(generation=generation, digest="same"))
+        peer.say(p.Joined(generation=generation, digests={"state": "same"}))
     for peer in ranks:
         await peer.until(p.Repair)
         peer.say(p.Repaired(generation=generation, ok=True, step=step))

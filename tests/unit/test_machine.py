@@ -104,7 +104,7 @@ def test_the_state_lost_to_a_memory_error_comes_from_a_peer() -> None:
     job.ranks[1].fail("uce", "uncorrectable")
     incident = recover(job)
     assert incident["decision"] == "retry"
-    receivers = [rank for rank, m in job.said(p.Repair) if m.action == "receive" and m.generation == 2]
+    receivers = [rank for rank, m in job.said(p.Repair) if m.receives and m.generation == 2]
     assert receivers == [1]
 
 
@@ -197,7 +197,7 @@ def test_a_corrupt_source_is_distrusted_and_repaired_itself() -> None:
     job.end_process(job.ranks[1], -9)
     incident = recover(job)
     assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("exit", 1), ("repair", 2)]
-    receivers = {rank for rank, m in job.said(p.Repair) if m.action == "receive" and m.generation == 3}
+    receivers = {rank for rank, m in job.said(p.Repair) if m.receives and m.generation == 3}
     assert receivers == {1, 2}
     assert incident["restarted"] == [1]
 
@@ -394,7 +394,7 @@ def test_all_die_and_a_checkpoint_is_loaded_online() -> None:
     assert [(m.step, m.need_digest) for m in orders] == [(1, False)] * 2
     for rank in (0, 1):
         job.feed(FromRank(rank, 0, p.Joined(generation=2)))
-    assert [m.action for _, m in job.said(p.Repair) if m.generation == 2] == ["load", "load"]
+    assert [m.load for _, m in job.said(p.Repair) if m.generation == 2] == [True, True]
     for rank in (0, 1):
         job.feed(FromRank(rank, 0, p.Repaired(generation=2, ok=True, step=1)))
     for rank in (0, 1):
@@ -428,13 +428,13 @@ def test_ten_thousand_ranks() -> None:
         return int(rank == 77)
 
     everybody(lambda rank: p.Out(step=0, clean=True, fresh=True))
-    everybody(lambda rank: p.Joined(generation=1, digest="x"))
+    everybody(lambda rank: p.Joined(generation=1, digests={"state": "x"}))
     everybody(lambda rank: p.Repaired(generation=1, ok=True))
     everybody(lambda rank: p.Resumed(generation=1, step=1))
     begun = time.process_time()
     machine.handle(exit_of(77), 2.0)
     everybody(lambda rank: p.Out(step=1, clean=rank != 77, fresh=rank == 77, attempt=-1 if rank == 77 else 1), of)
-    everybody(lambda rank: p.Joined(generation=2, digest="" if rank == 77 else "x"), of)
+    everybody(lambda rank: p.Joined(generation=2, digests={} if rank == 77 else {"state": "x"}), of)
     everybody(lambda rank: p.Repaired(generation=2, ok=True, step=1), of)
     assert isinstance(machine.state, Running)
     everybody(lambda rank: p.Resumed(generation=2, step=2), of)

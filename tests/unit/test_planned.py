@@ -254,7 +254,7 @@ def test_a_process_is_exchanged_at_the_end_of_a_step() -> None:
     assert (incident["decision"], incident["outcome"], incident["steps_lost"]) == ("hot-switch", "recovered", 0)
     assert incident["restarted"] == [1]
     assert job.answers[-1].ok
-    receivers = [rank for rank, m in job.said(p.Repair) if m.action == "receive" and m.generation == 2]
+    receivers = [rank for rank, m in job.said(p.Repair) if m.receives and m.generation == 2]
     assert receivers == [1]
     job.settle()
     assert job.end is not None and job.end.code == 0

@@ -14,7 +14,7 @@ from evertrain.mindio import protocol as p
 MESSAGES: list[p.Message] = [
     p.Out(step=3, clean=True, fault=p.Fault(kind="uce", rank=1, exit_code=-9, stack="s\n")),
     p.Join(generation=2, members=[0, 1], step=3, prefix="g2/"),
-    p.Repair(generation=2, step=3, action="send", targets=[1]),
+    p.Repair(generation=2, step=3, sends=[("state", 1)], receives=[("shard:1", 2, "ab")]),
     p.StoreSet(key="g2/a", value=b"\x00\xff"),
     p.Incident(record={"event": "fault", "rank": 1, "ms": 1.5, "list": [1, None]}),
     p.Beat(),

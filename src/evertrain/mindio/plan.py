@@ -1,22 +1,28 @@
 """Which step the job goes on from, and who gives whom its state. Pure arithmetic on what the ranks reported.
 
-Every rank that is out of the training code says how many steps its state contains and whether that state is clean,
-that is, not half-way through an update. `choose` picks the newest step of which a clean copy lives; nothing is lost as
-long as one rank has one. `repair` is asked later, when the ranks have hashed their copies: it settles which content is
-the right one and lets every other rank receive it.
+A rank's state consists of named *parts*, and ranks that hold a part of the same name hold the same bits. With plain
+data parallelism there is one part, `state`, on every rank; with a sharded optimizer every rank has `state` and one of
+`shard:0`, `shard:1`, ...
 
-All ranks that are handed to one call hold the same state (data parallel). A job with sharded state has several such
-sets of ranks; it is planned by one call for each set, with the step agreed over all sets first.
+Every rank that is out of the training code says how many steps its state contains and whether that state is clean,
+that is, not half-way through an update. `choose` picks the newest step of which every part has a clean copy somewhere;
+nothing is lost as long as there is one. `repair` is asked later, when the ranks have hashed their copies: it settles
+for each part which content is the right one and lets every other rank that is to hold the part receive it.
 
 Every function returns its result together with the reason in words: the timeline shows them, and so do the tests.
+All of them are linear in the number of copies.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from evertrain.mindio.protocol import STATE
+
+_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,17 @@ class Report:
     clean: bool
     fresh: bool = False
     checkpoint: int = -1
+    parts: tuple[str, ...] = (STATE,)
+    """What it is to hold; if it is clean, it does hold all of them at `step`."""
+    also: Sequence[tuple[str, int]] = ()
+    """(part, step) of further clean copies: at another step, or although the rest is not clean."""
+
+    def copies(self) -> Iterator[tuple[str, int]]:
+        """(part, step) of every clean copy."""
+        if self.clean:
+            for part in self.parts:
+                yield part, self.step
+        yield from self.also
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +52,7 @@ class Start:
 
     step: int
     holders: tuple[int, ...]
-    """Ranks with a clean copy of that step, ascending; empty if all load the checkpoint instead."""
+    """Ranks with a clean copy of a part of that step, ascending; empty if all load the checkpoint instead."""
     load: bool = False
     """True if every rank loads the checkpoint of that step."""
     fresh: bool = False
@@ -44,81 +61,121 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Who sends its state to whom."""
+    """Who sends which part to whom."""
 
-    digest: str
-    source_of: dict[int, int]
-    targets_of: dict[int, tuple[int, ...]]
+    digests: dict[str, str] = field(default_factory=dict)
+    """The right content of each part."""
+    sends: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    """By source: (part, target)."""
+    receives: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    """By target: (part, source)."""
 
     @property
     def fan_out(self) -> int:
         """The longest queue at one source."""
-        return max((len(targets) for targets in self.targets_of.values()), default=0)
+        return max((len(queue) for queue in self.sends.values()), default=0)
 
 
-def choose(reports: Mapping[int, Report], distrusted: Collection[int] = ()) -> tuple[Start | None, str]:
+def choose(
+    reports: Mapping[int, Report], distrusted: Collection[int] = (), parts: Collection[str] = ()
+) -> tuple[Start | None, str]:
     """Pick the step to go on from. None if no state is left that all ranks could continue from.
 
     A process that has not trained holds initial values (or what its script loaded). They count only when nobody has
-    anything better, for a replacement's initial values would silently throw the training away.
+    anything better, for a replacement's initial values would silently throw the training away. `parts` are those that
+    are known to exist beyond the reported ones.
     """
-    usable = {rank: report for rank, report in reports.items() if report.clean and rank not in distrusted}
+    wanted = _wanted(reports, parts)
+    usable = {rank: report for rank, report in reports.items() if rank not in distrusted}
     trained = {rank: report for rank, report in usable.items() if not report.fresh}
-    if trained:
-        step = max(report.step for report in trained.values())
-        holders = _at(trained, step)
-        return Start(step, holders), f"step {step}: the newest clean state, held by {_ranks(holders)}"
+    step = _newest(trained, wanted)
+    if step >= 0:
+        holders = _holders(trained, step)
+        what = "clean state" if len(wanted) == 1 else f"step of which all {len(wanted)} parts are clean"
+        return Start(step, holders), f"step {step}: the newest {what}, held by {_ranks(holders)}"
 
     checkpoint = min((report.checkpoint for report in reports.values()), default=-1)
     all_fresh = all(report.fresh for report in reports.values())
-    beginnings = {rank: report for rank, report in usable.items() if all_fresh or report.step > 0}
-    step = max((report.step for report in beginnings.values()), default=-1)
+    beginnings = {rank: report for rank, report in usable.items() if all_fresh or not report.fresh or report.step > 0}
+    step = _newest(beginnings, wanted)
+    nobody = _what_is_missing(trained, wanted)
     if checkpoint > max(step, 0) or (checkpoint >= 0 and step < 0):
-        why = "no process has trained yet" if all_fresh else "no rank has a clean state"
+        why = "no process has trained yet" if all_fresh else nobody
         return Start(checkpoint, (), load=True), f"step {checkpoint}: {why}, all ranks load the checkpoint"
     if step >= 0:
-        holders = _at(beginnings, step)
+        holders = _holders(beginnings, step)
         if all_fresh:
             return Start(step, holders, fresh=True), f"step {step}: no process has trained yet"
         return Start(step, holders), f"step {step}: what {_ranks(holders)} started with; nobody has a newer clean state"
-    return None, "no rank has a clean state, and there is no checkpoint that all ranks can load"
+    return None, f"{nobody}, and there is no checkpoint that all ranks can load"
 
 
-def repair(start: Start, members: Iterable[int], digests: Mapping[int, str]) -> tuple[Transfers | None, str]:
-    """Decide which copy is right and who receives it from whom. None if no holder could show a copy.
+def repair(
+    start: Start, parts: Mapping[int, Sequence[str]], digests: Mapping[int, Mapping[str, str]]
+) -> tuple[Transfers | None, str]:
+    """Decide which copies are right and who receives them from whom. None if no holder could show a copy of a part.
 
-    The content held by most holders is right; if two are held by equally many, the one of the lowest rank. Initial
-    values of a first start differ if the ranks were seeded differently; there the lowest rank's always win.
+    `parts` says what each member is to hold, `digests` what each could show. The content held by most holders is right;
+    if two are held by equally many, the one of the lowest rank. Initial values of a first start differ if the ranks
+    were seeded differently; there the lowest rank's always win.
     """
     if start.load:
-        return Transfers("", {}, {}), f"all ranks load the checkpoint of step {start.step}"
-    shown = [rank for rank in start.holders if digests.get(rank)]
-    if not shown:
-        return None, f"no rank could show its copy of step {start.step}"
-    digest, explanation = _right_digest(shown, digests, start.fresh)
-    sources = [rank for rank in shown if digests[rank] == digest]
-    held = set(sources)
-    targets = [rank for rank in sorted(members) if rank not in held]
-    source_of = _pair(targets, sources)
-    queues: dict[int, list[int]] = {}
-    for target, source in source_of.items():
-        queues.setdefault(source, []).append(target)
-    if targets:
-        explanation += f"; {_ranks(sorted(queues))} to {_ranks(targets)}"
-    return Transfers(digest, source_of, {source: tuple(queue) for source, queue in queues.items()}), explanation
+        return Transfers(), f"all ranks load the checkpoint of step {start.step}"
+    members: dict[str, list[int]] = {}
+    for rank in sorted(parts):
+        for part in parts[rank]:
+            members.setdefault(part, []).append(rank)
+    trusted = set(start.holders)
+    transfers = Transfers()
+    told: list[str] = []
+    for part in sorted(members, key=order):
+        shown = [rank for rank in members[part] if rank in trusted and digests.get(rank, {}).get(part)]
+        if not shown:
+            copy = "its copy" if len(members) == 1 else f"a copy of {part}"
+            return None, f"no rank could show {copy} of step {start.step}"
+        copies = {rank: digests[rank][part] for rank in shown}
+        digest, explanation = _right_digest(shown, copies, start.fresh)
+        transfers.digests[part] = digest
+        right = [rank for rank in shown if copies[rank] == digest]
+        held = set(right)
+        targets = [rank for rank in members[part] if rank not in held]
+        pairs = _pair(targets, right)
+        for target, source in pairs.items():
+            transfers.sends.setdefault(source, []).append((part, target))
+            transfers.receives.setdefault(target, []).append((part, source))
+        if targets:
+            explanation += f"; {_ranks(sorted(set(pairs.values())))} to {_ranks(targets)}"
+        if len(members) == 1:
+            told.append(explanation)
+        elif targets:
+            told.append(f"{part}: {explanation}")
+    if not told:
+        told.append(f"all copies of all {len(members)} parts are equal")
+    more = f" | and {len(told) - _SHOWN} more parts" if len(told) > _SHOWN else ""
+    return transfers, " | ".join(told[:_SHOWN]) + more
 
 
-def dump_source(reports: Mapping[int, Report], excluded: Collection[int] = ()) -> tuple[int | None, str]:
-    """The rank that writes the dying-gasp checkpoint: the lowest one with the newest clean state."""
-    able = [
-        (report.step, -rank)
-        for rank, report in reports.items()
-        if report.clean and report.step > 0 and rank not in excluded
-    ]
-    if not able:
-        return None, "no rank has a clean state worth writing"
-    step, negative = max(able)
-    return -negative, f"rank {-negative} has the newest clean state, step {step}"
+def dump_sources(
+    reports: Mapping[int, Report], excluded: Collection[int] = (), parts: Collection[str] = ()
+) -> tuple[int, dict[int, list[str]], str]:
+    """(step, parts by rank, reason) of the dying-gasp checkpoint: the lowest ranks that hold the newest clean step.
+
+    No ranks if there is no step of which every part is left.
+    """
+    able = {rank: report for rank, report in reports.items() if rank not in excluded}
+    wanted = _wanted(reports, parts)
+    step = _newest(able, wanted)
+    if step <= 0:
+        return -1, {}, "no rank has a clean state worth writing"
+    writers: dict[int, list[str]] = {}
+    written: set[str] = set()
+    for rank in sorted(able):
+        for part, at in able[rank].copies():
+            if at == step and part not in written:
+                written.add(part)
+                writers.setdefault(rank, []).append(part)
+    has = "has" if len(writers) == 1 else "have"
+    return step, writers, f"{_ranks(sorted(writers))} {has} the newest clean state, step {step}"
 
 
 def odd_ones_out(fingerprints: Mapping[int, str]) -> list[int]:
@@ -129,6 +186,39 @@ def odd_ones_out(fingerprints: Mapping[int, str]) -> list[int]:
     most = max(counts.values())
     norm = next(fingerprints[rank] for rank in sorted(fingerprints) if counts[fingerprints[rank]] == most)
     return [rank for rank in sorted(fingerprints) if fingerprints[rank] != norm]
+
+
+def order(part: str) -> tuple[str, int, str]:
+    """`shard:2` before `shard:10`. All ranks carry transfers out in this order, so that none waits in a circle."""
+    name, _, number = part.partition(":")
+    return name, int(number) if number.isdecimal() else -1, part
+
+
+def _wanted(reports: Mapping[int, Report], parts: Collection[str]) -> set[str]:
+    return set(parts).union(*{report.parts for report in reports.values()})
+
+
+def _newest(reports: Mapping[int, Report], wanted: set[str]) -> int:
+    """The newest step of which every part has a clean copy; -1 if there is none."""
+    found: dict[int, set[str]] = {}
+    for report in reports.values():
+        for part, step in report.copies():
+            found.setdefault(step, set()).add(part)
+    return max((step for step, parts in found.items() if len(parts) >= len(wanted) and parts >= wanted), default=-1)
+
+
+def _holders(reports: Mapping[int, Report], step: int) -> tuple[int, ...]:
+    return tuple(sorted(rank for rank, report in reports.items() if any(at == step for _, at in report.copies())))
+
+
+def _what_is_missing(trained: Mapping[int, Report], wanted: set[str]) -> str:
+    left = {part for report in trained.values() for part, _ in report.copies()}
+    if not left:
+        return "no rank has a clean state"
+    lost = sorted(wanted - left, key=order)
+    if lost:
+        return f"no rank has a clean copy of {', '.join(lost[:_SHOWN])}{' and more' if len(lost) > _SHOWN else ''}"
+    return "there is no step of which every part has a clean copy"
 
 
 def _right_digest(shown: Sequence[int], digests: Mapping[int, str], fresh: bool) -> tuple[str, str]:
@@ -152,10 +242,6 @@ def _pair(targets: Sequence[int], sources: Sequence[int]) -> dict[int, int]:
         pairs[target] = sources[index % len(sources)]
         free = index + 1
     return pairs
-
-
-def _at(reports: Mapping[int, Report], step: int) -> tuple[int, ...]:
-    return tuple(sorted(rank for rank, report in reports.items() if report.step == step))
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -23,6 +23,8 @@ MAX_HELLO = 1024 * 1024
 PRELUDE = "prelude/"
 """Prefix of the store's keys that belong to no generation and stay for the life of the job: what ranks agreed on
 before training."""
+STATE = "state"
+"""The part of the training state that every rank holds; the only one unless the state is sharded."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -120,13 +122,17 @@ class Out(Message):
     state_bytes: int = 0
     checkpoint: int = -1
     """Step of the newest checkpoint that this rank can load; -1 for none."""
+    parts: tuple[str, ...] = (STATE,)
+    """The parts of the state that this rank is to hold; ranks with a part of the same name hold the same bits."""
+    also: list[tuple[str, int]] = []
+    """(part, step) of further clean copies: at another step than `step`, or although the rest is not clean."""
 
 
 class Joined(Message):
-    """This rank is in the new generation's group. The digest is empty if the rank holds no usable copy."""
+    """This rank is in the new generation's group, and these are the hashes of the parts that it holds cleanly."""
 
     generation: int
-    digest: str = ""
+    digests: dict[str, str] = {}
     error: str = ""
 
 
@@ -164,6 +170,7 @@ class Finished(Message):
 class Dumped(Message):
     ok: bool
     step: int
+    parts: tuple[str, ...] = (STATE,)
     path: str = ""
     detail: str = ""
 
@@ -222,14 +229,19 @@ class Join(Message):
 
 
 class Repair(Message):
-    """What to do about the state. `action` is none, send, receive or load (a checkpoint)."""
+    """What to do about the state: nothing, load the checkpoint of this step, or pass parts on and receive some.
+
+    Every rank goes through the parts in the order of the lists; there it is the same on all ranks, so that no two wait
+    for each other.
+    """
 
     generation: int
     step: int
-    action: str
-    source: int = -1
-    targets: list[int] = []
-    digest: str = ""
+    load: bool = False
+    sends: list[tuple[str, int]] = []
+    """(part, target)"""
+    receives: list[tuple[str, int, str]] = []
+    """(part, source, hash of the right content)"""
 
 
 class Go(Message):
@@ -254,9 +266,10 @@ class Continue(Message):
 
 
 class Dump(Message):
-    """Write the dying-gasp checkpoint now."""
+    """Write these parts of the dying-gasp checkpoint now."""
 
     step: int
+    parts: tuple[str, ...] = (STATE,)
 
 
 class Release(Message):

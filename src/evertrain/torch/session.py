@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from evertrain.mindio import board as activities
-from evertrain.mindio import protocol
+from evertrain.mindio import plan, protocol
 from evertrain.mindio.board import Board
 from evertrain.mindio.classify import classify
 from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
@@ -69,7 +69,9 @@ class Session:
         self._generation = 0
         self._resume_due = False
         self._fresh = True
-        self._clean = True
+        self._members: list[int] = []
+        self._held: dict[str, int] = {}
+        """Which parts of the state are clean, and at which step. It means something while the thread is out."""
         self._broken = ""
         self.update_open = False
         """From the beginning of the optimizer update to the end of the step: the state is between two steps."""
@@ -115,6 +117,7 @@ class Session:
         gc.freeze()
         self._injector.step = self._state.step
         self._injector("start")
+        self._held = self._state.all_parts()
         self._send_out(None)
         self._follow()
         while True:
@@ -183,11 +186,14 @@ class Session:
         self._resume_due = False
         if self.update_open:
             self.update_open = False
-            self._clean = False  # the update has begun: neither the old step nor the new one
-        elif self._clean:
-            self._clean = self._state.rollback()
+            self._held = self._state.abandon_update()
+        else:
+            self._held = self._state.all_parts()
+            if not self._state.rollback():
+                del self._held[protocol.STATE]
         if fault is not None and fault.kind == "uce":
-            self._clean = False
+            self._held = {}
+            self._state.forget_other_copies()
 
     def _take(self, stop: protocol.Stop) -> None:
         self._taken = stop.attempt
@@ -197,10 +203,12 @@ class Session:
 
     def _send_out(self, fault: protocol.Fault | None) -> None:
         newest = -1 if self._checkpoints is None else (self._checkpoints.newest_step() or -1)
+        clean = self._held == self._state.all_parts()
+        also = [] if clean else list(self._held.items())
         self._processor.send(
             protocol.Out(
                 step=self._state.step,
-                clean=self._clean,
+                clean=clean,
                 attempt=self._taken,
                 fresh=self._fresh,
                 fault=fault,
@@ -208,6 +216,8 @@ class Session:
                 summary=self._state.summary,
                 state_bytes=self._state.nbytes(),
                 checkpoint=newest,
+                parts=tuple(self._state.parts),
+                also=also + self._state.other_copies(),
             )
         )
 
@@ -224,7 +234,7 @@ class Session:
                 case protocol.Exit():
                     self._exit(message.reason)
                 case protocol.Dump():
-                    self._dump(message.step)
+                    self._dump(message)
                 case protocol.Release():
                     continue
                 case _ if self._taken < self._processor.newest_stop:
@@ -248,7 +258,7 @@ class Session:
 
     def _join(self, join: protocol.Join) -> None:
         self._abandon_group()
-        self._generation = join.generation
+        self._generation, self._members = join.generation, join.members
         store = LinkStore(self._processor, join.prefix, self._timing.group)
         try:
             group = groups.build(
@@ -270,35 +280,38 @@ class Session:
         self._group = group
         if self._cancel.is_set():
             group.stop()
-        digest = ""
-        if join.need_digest and self._clean and self._state.step == join.step:
-            digest = codec.digest(self._state.core())
-        self._processor.send(protocol.Joined(generation=join.generation, digest=digest))
+        digests = {}
+        if join.need_digest:
+            for name, part in self._state.parts.items():
+                if self._has(name, join.step):
+                    digests[name] = codec.digest(part.core())
+        self._processor.send(protocol.Joined(generation=join.generation, digests=digests))
+
+    def _has(self, part: str, step: int) -> bool:
+        """Whether there is a clean copy of that step; if there is, it is the present one from here on."""
+        if self._held.get(part) != step and self._state.switch(part, step):
+            self._held[part] = step
+        return self._held.get(part) == step
 
     def _repair(self, message: protocol.Repair) -> None:
         if message.generation != self._generation or self._group is None:
             return
         failure, culprit = "", -1
         try:
-            if message.action != "none":
+            if message.load or message.sends or message.receives:
                 self._injector("repair")
-            match message.action:
-                case "send":
-                    if self._injector.take_corruption():
-                        self._state.flip_bits()
-                    repair.send_state(self._group, codec.pack(self._state.tree()), message.targets)
-                case "receive":
-                    self._clean = False
-                    culprit = message.source
-                    received = repair.receive_state(self._group, message.source, self._state.core())
-                    self._state.load(codec.unpack(received.skeleton, received.tensors))
-                    if codec.digest(self._state.core()) != message.digest:
-                        raise StateError(f"the state received from rank {message.source} has the wrong hash")
-                    self._clean = True
-                case "load":
-                    self._clean = False
-                    self._load_checkpoint(message.step)
-                    self._clean = True
+            if message.load:
+                self._held.clear()
+                self._load_checkpoint(message.step)
+                self._held = self._state.all_parts()
+            receives = {part: (source, digest) for part, source, digest in message.receives}
+            for part in sorted({part for part, _ in message.sends} | set(receives), key=plan.order):
+                if part in receives:
+                    culprit, digest = receives[part]
+                    self._receive_part(part, culprit, digest, message.step)
+                else:
+                    culprit = -1
+                    self._send_part(part, [target for name, target in message.sends if name == part])
         except Interrupted:
             return  # a Stop is on its way; a half-received state stays marked as not clean
         except (StateError, CheckpointError, ValueError, TypeError, KeyError) as error:
@@ -315,6 +328,25 @@ class Session:
             )
         )
 
+    def _send_part(self, name: str, targets: list[int]) -> None:
+        assert self._group is not None
+        if name == protocol.STATE and self._injector.take_corruption():
+            self._state.flip_bits()
+        packed = codec.pack(self._state.parts[name].tree())
+        repair.send_state(self._group, packed, [self._members.index(target) for target in targets])
+
+    def _receive_part(self, name: str, source: int, digest: str, step: int) -> None:
+        assert self._group is not None
+        part = self._state.parts.get(name)
+        if part is None:
+            raise StateError(f"told to receive {name}, which this rank does not hold")
+        self._held.pop(name, None)
+        received = repair.receive_state(self._group, self._members.index(source), part.core())
+        part.load(codec.unpack(received.skeleton, received.tensors))
+        if codec.digest(part.core()) != digest:
+            raise StateError(f"the {name} received from rank {source} has the wrong hash")
+        self._held[name] = step
+
     def _load_checkpoint(self, step: int) -> None:
         if self._checkpoints is None:
             raise CheckpointError("there is no checkpoint directory")
@@ -324,24 +356,28 @@ class Session:
         assert self._group is not None
         self._reducer.attach(self._group)
         install_default(self._group)
-        self._fresh, self._clean, self._resume_due = False, True, True
+        self._fresh, self._resume_due = False, True
+        self._state.forget_other_copies()
         self._broken = ""
         self._state.snapshot()
         self._on_go()
         self._board.mark(activities.COMPUTE)
 
-    def _dump(self, step: int) -> None:
+    def _dump(self, dump: protocol.Dump) -> None:
         try:
             if self._checkpoints is None:
                 raise CheckpointError(
                     "there is no checkpoint directory: give Training one, or launch with --ft-checkpoint-dir"
                 )
             self._checkpoints.wait()
-            path = self._checkpoints.save(self._state.step, codec.pack(self._state.tree()), "dump")
+            for part in dump.parts:
+                if not self._has(part, dump.step):
+                    raise CheckpointError(f"this rank has no clean copy of {part} of step {dump.step}")
+            path = self._checkpoints.save(dump.step, codec.pack(self._state.tree()), "dump")
         except (CheckpointError, OSError) as error:
-            self._processor.send(protocol.Dumped(ok=False, step=step, detail=str(error)))
+            self._processor.send(protocol.Dumped(ok=False, step=dump.step, parts=dump.parts, detail=str(error)))
         else:
-            self._processor.send(protocol.Dumped(ok=True, step=self._state.step, path=str(path)))
+            self._processor.send(protocol.Dumped(ok=True, step=dump.step, parts=dump.parts, path=str(path)))
 
     def _abandon_group(self) -> None:
         if self._group is not None:

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
+from evertrain.mindio.protocol import STATE
 from evertrain.torch import codec
 from evertrain.torch.errors import UsageError
+from evertrain.torch.parts import Part, Update
 
 _SMALL = 1 << 16
 """Tensors of extra objects up to this many bytes are copied at each step; larger ones are checked for changes only."""
@@ -52,6 +54,10 @@ class TrainingState:
             for method in ("state_dict", "load_state_dict"):
                 if not callable(getattr(item, method, None)):
                     raise StateError(f"{name} ({type(item).__name__}) has no {method}(): it can't be rolled back")
+        self.parts: dict[str, Part] = {STATE: self}
+        """What this rank holds, by name; this object is the part that every rank has."""
+        self.update: Update | None = None
+        """Set if an optimizer update can be taken back."""
         self.step = 0
         self.positions: dict[str, tuple[int, int]] = {}
         self._params = dict(model.named_parameters())
@@ -172,6 +178,26 @@ class TrainingState:
     def clear_gradients(self) -> None:
         for param in self._params.values():
             param.grad = None
+
+    # Parts and their steps.
+
+    def all_parts(self) -> dict[str, int]:
+        """Every part at the present step."""
+        return dict.fromkeys(self.parts, self.step)
+
+    def abandon_update(self) -> dict[str, int]:
+        """The thread has left between the beginning of the update and the end of the step: which parts are clean?"""
+        return {} if self.update is None else self.update.abandon(self.step)
+
+    def other_copies(self) -> list[tuple[str, int]]:
+        return [] if self.update is None else self.update.others()
+
+    def switch(self, part: str, step: int) -> bool:
+        return self.update is not None and self.update.switch(part, step)
+
+    def forget_other_copies(self) -> None:
+        if self.update is not None:
+            self.update.forget()
 
     # The step's beginning: local rollback.
 

@@ -7,7 +7,7 @@ all of it gets into the timeline.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from evertrain.mindio import plan
@@ -77,6 +77,8 @@ class Job(ABC):
         self._furthest = 0
         """The newest step that any rank was known to have completed."""
         self._distrusted: set[int] = set()
+        self._parts: set[str] = set()
+        """All parts of the state that any rank is to hold."""
         self._left: set[int] = set()
         self._active: list[int] = []
         """Members of the newest generation."""
@@ -144,7 +146,7 @@ class Job(ABC):
             more = f"; and {len(odd) - 8} more" if len(odd) > 8 else ""
             reason = f"the ranks do not train the same model: {differing}{more}; all others: {norm or 'no description'}"
             return self._end(1, reason, reason)
-        start, explanation = plan.choose(self._roster.reports(), self._distrusted)
+        start, explanation = plan.choose(self._roster.reports(), self._distrusted, self._parts)
         begins_at_nothing = start is not None and start.fresh and start.step == 0 and self._furthest > 0
         if start is None or (begins_at_nothing and not self._begun_anew):
             return self._nothing_left(start, explanation)
@@ -184,31 +186,22 @@ class Job(ABC):
 
     def _repair(self, building: Building) -> None:
         start = building.start
-        transfers, explanation = plan.repair(start, building.digests, building.digests)
+        outs = {member.rank: member.out for member in self._roster if member.out is not None}
+        parts = {rank: outs[rank].parts for rank in building.digests if rank in outs}
+        transfers, explanation = plan.repair(start, parts, building.digests)
         if transfers is None:
             return self._attempt_failed(start.holders[0], explanation)
         self._phase("repair", reason=explanation)
-        size = max(member.out.state_bytes for member in self._roster if member.out is not None)
+        size = max(out.state_bytes for out in outs.values())
         time = self.timing.repair_time(size * max(transfers.fan_out, 1))
         self.state = Repairing(start, self._now + time, set(building.digests))
-
-        def order(action: str, source: int = -1, targets: Sequence[int] = ()) -> Repair:
-            return Repair(
-                generation=self.generation,
-                step=start.step,
-                action=action,
-                source=source,
-                targets=list(targets),
-                digest=transfers.digest,
-            )
-
-        passive = order("load" if start.load else "none")
+        passive = Repair(generation=self.generation, step=start.step, load=start.load)
         for member in self._members():
+            sends, receives = transfers.sends.get(member.rank, []), transfers.receives.get(member.rank, [])
             message = passive
-            if targets := transfers.targets_of.get(member.rank):
-                message = order("send", member.rank, targets)
-            elif (source := transfers.source_of.get(member.rank)) is not None:
-                message = order("receive", source, [member.rank])
+            if sends or receives:
+                wanted = [(part, source, transfers.digests[part]) for part, source in receives]
+                message = Repair(generation=self.generation, step=start.step, sends=sends, receives=wanted)
             self._send(member, message)
 
     def _go(self, start: plan.Start) -> None:
@@ -259,24 +252,32 @@ class Job(ABC):
         if self._roster.stopping and closing.deadline > self._now:
             # After the first deadline the first rank that has anything to write will do.
             able = closing.overdue and news is not None and news.out is not None and news.out.clean
-            if not able:
+            if not able or (len(self._parts) > 1 and not self._can_dump()):
                 return
-        elif self._roster.stopping and not closing.overdue:
-            writer, _ = plan.dump_source(self._roster.reports(), self._distrusted)
-            if writer is None and closing.last_deadline > self._now:
-                closing.overdue, closing.deadline = True, closing.last_deadline
-                return
-        self._dump(closing, set())
+        elif (
+            self._roster.stopping and not closing.overdue and closing.last_deadline > self._now and not self._can_dump()
+        ):
+            closing.overdue, closing.deadline = True, closing.last_deadline
+            return
+        self._dump(closing, set(), set())
 
-    def _dump(self, closing: Closing, tried: set[int]) -> None:
-        rank, explanation = plan.dump_source(self._roster.reports(), self._distrusted | tried)
-        if rank is None or closing.dump_deadline <= self._now:
+    def _can_dump(self) -> bool:
+        return bool(plan.dump_sources(self._roster.reports(), self._distrusted, self._parts)[1])
+
+    def _dump(self, closing: Closing, tried: set[int], written: set[tuple[int, str]]) -> None:
+        """Have every part of the newest clean step written, one rank for each; what is written already stays."""
+        excluded = self._distrusted | tried
+        step, writers, explanation = plan.dump_sources(self._roster.reports(), excluded, self._parts)
+        if not writers or closing.dump_deadline <= self._now:
             return self._finish(closing)
         self._phase("dump", reason=explanation)
-        self.state = Dumping(closing, rank, closing.dump_deadline, tried | {rank})
-        member = self._roster[rank]
-        assert member.out is not None
-        self._send(member, Dump(step=member.out.step))
+        due = {rank: {part for part in parts if (step, part) not in written} for rank, parts in writers.items()}
+        waiting = {rank: parts for rank, parts in due.items() if parts}
+        if not waiting:
+            return self._finish(closing)
+        self.state = Dumping(closing, step, waiting, closing.dump_deadline, tried, written)
+        for rank, parts in waiting.items():
+            self._send(self._roster[rank], Dump(step=step, parts=tuple(sorted(parts))))
 
     def _finish(self, closing: Closing) -> None:
         if closing.purpose != "restart":

@@ -282,6 +282,7 @@ class Machine(Planned):
             self._slowest_start = max(self._slowest_start, self._now - member.ordered_at)
             self._history.reached_training(member.rank)
         self._furthest = max(self._furthest, out.step)
+        self._parts.update(out.parts)
         if answered:
             member.out = out
             self._roster.move(member, Place.OUT)
@@ -311,7 +312,7 @@ class Machine(Planned):
         if joined.error:
             return self._attempt_failed(member.rank, f"rank {member.rank} could not join: {joined.error}")
         state.waiting.discard(member.rank)
-        state.digests[member.rank] = joined.digest
+        state.digests[member.rank] = joined.digests
         if not state.waiting:
             self._repair(state)
 
@@ -357,13 +358,19 @@ class Machine(Planned):
 
     def _on_dumped(self, member: Member, dumped: Dumped) -> None:
         state = self.state
-        if isinstance(state, Dumping) and member.rank == state.rank:
-            fields = {"rank": member.rank, "step": dumped.step, "path": dumped.path, "detail": dumped.detail}
-            self._tell("checkpoint", dump=True, ok=dumped.ok, **fields)
-            if dumped.ok:
-                self._finish(state.closing)
-            else:
-                self._dump(state.closing, state.tried)
+        if not isinstance(state, Dumping) or member.rank not in state.waiting:
+            return
+        fields = {"rank": member.rank, "step": dumped.step, "path": dumped.path, "detail": dumped.detail}
+        if not dumped.ok:
+            self._tell("checkpoint", dump=True, ok=False, **fields)
+            return self._dump(state.closing, state.tried | {member.rank}, state.written)
+        state.written.update((dumped.step, part) for part in dumped.parts)
+        state.waiting[member.rank] = {p for p in state.waiting[member.rank] if (state.step, p) not in state.written}
+        if not state.waiting[member.rank]:
+            del state.waiting[member.rank]
+        if not state.waiting:
+            self._tell("checkpoint", dump=True, ok=True, **fields)
+            self._finish(state.closing)
 
     def _on_log(self, member: Member, log: Log) -> None:
         fields = {name: value for name, value in log.fields.items() if name not in ("event", "at", "t", "incident")}
@@ -405,9 +412,9 @@ class Machine(Planned):
                 self._attempt_failed(rank, f"the repair of rank {rank}{others} took too long")
             case Closing(deadline=deadline) if deadline <= self._now:
                 self._closing_progress()
-            case Dumping(closing=closing, rank=rank, deadline=deadline, tried=tried) if deadline <= self._now:
-                self._tell("warning", rank=rank, detail="the checkpoint was not written in time")
-                self._dump(closing, tried)
+            case Dumping(closing=closing, waiting=slow, deadline=deadline) if deadline <= self._now:
+                self._tell("warning", rank=min(slow), detail="the checkpoint was not written in time")
+                self._finish(closing)
             case _:
                 pass
 
@@ -460,5 +467,5 @@ class Machine(Planned):
             self._roster.move(member, Place.LOST)
         if isinstance(self.state, Closing):
             self._closing_progress(member)
-        elif isinstance(self.state, Dumping) and lost and member.rank == self.state.rank:
-            self._dump(self.state.closing, self.state.tried)
+        elif isinstance(self.state, Dumping) and lost and member.rank in self.state.waiting:
+            self._dump(self.state.closing, self.state.tried | {member.rank}, self.state.written)

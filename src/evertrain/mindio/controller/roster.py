@@ -104,7 +104,7 @@ class Roster:
     def reports(self) -> dict[int, Report]:
         """What the ranks that are out have reported."""
         return {
-            member.rank: Report(out.step, out.clean, out.fresh, out.checkpoint)
+            member.rank: Report(out.step, out.clean, out.fresh, out.checkpoint, out.parts, out.also)
             for member in self.members
             if member.place is Place.OUT and (out := member.out) is not None
         }

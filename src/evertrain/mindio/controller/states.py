@@ -106,7 +106,7 @@ class Building:
     start: plan.Start
     deadline: float
     waiting: set[int]
-    digests: dict[int, str] = field(default_factory=dict)
+    digests: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -153,9 +153,14 @@ class Closing:
 @dataclass(slots=True)
 class Dumping:
     closing: Closing
-    rank: int
+    step: int
+    waiting: dict[int, set[str]]
+    """By rank: the parts of the checkpoint that it has yet to write."""
     deadline: float
     tried: set[int]
+    """Ranks that could not write theirs."""
+    written: set[tuple[int, str]]
+    """(step, part) of what is on the disk already."""
 
 
 @dataclass(slots=True)
