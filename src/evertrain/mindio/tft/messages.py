@@ -58,6 +58,9 @@ class Hello(Message):
 class Welcome(Message):
     """The controller is active and takes this processor's registration."""
 
+    instance: str = ""
+    """Names this controller among all that ever led the job. Another name: serial numbers begin anew."""
+
 
 class Refused(Message):
     reason: str
