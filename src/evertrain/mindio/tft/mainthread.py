@@ -1,0 +1,136 @@
+"""Where the training thread is, as the processor's threads need to know it, and what it waits for.
+
+It leaves the training function by an exception and reports it (`out`). Then it waits twice: first until the device has
+been cleaned, so that it can drop what it holds, then, idle, until the recovery is over. What releases a wait may come
+before the wait begins. A release that came too late for its recovery is no release for the next one: entering the
+training function again discards it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from evertrain.mindio.tft.numbers import Action
+
+PAUSE, RAISE = 1, 2
+STEP_FINISH = "STEP FINISH"
+
+
+class MainThread:
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._out = False
+        self._cleaned = False
+        self._resumed = False
+        self._idle = False
+        self._exit = False
+        self._order = 0
+        self._pause_mode = 0
+        self._pause_step = 0
+        self._pause_order = 0
+        self._paused = False
+
+    # The training thread.
+
+    def enter(self) -> None:
+        """The training function is about to be called (again)."""
+        with self._changed:
+            self._out = self._cleaned = self._resumed = self._idle = False
+
+    def report(self) -> None:
+        """It has left the training function, or is about to."""
+        with self._changed:
+            self._out = True
+            self._changed.notify_all()
+
+    def wait_cleaned(self) -> Action:
+        with self._changed:
+            self._changed.wait_for(lambda: self._cleaned or self._exit)
+            self._cleaned = False
+            return Action.EXIT if self._exit else Action.RETRY
+
+    def wait_resumed(self) -> Action:
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._resumed or self._exit)
+            self._idle = self._resumed = False
+            return Action.EXIT if self._exit else Action.RETRY
+
+    def wait_exit(self, limit: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._exit, limit)
+
+    def pause_point(self, step: int) -> None:
+        """The end of a step. Halts here if asked to, or raises to leave the function between two steps."""
+        with self._changed:
+            if not self._pause_mode or step < self._pause_step:
+                return
+            self._paused = True
+            self._changed.notify_all()
+            if self._pause_mode == RAISE:
+                self._pause_mode = 0
+                raise RuntimeError(STEP_FINISH)
+            self._changed.wait_for(lambda: not self._pause_mode or self._exit)
+            self._paused = False
+
+    # The processor.
+
+    def begin_order(self, sn: int) -> None:
+        """Waits on behalf of an earlier order are given up."""
+        with self._changed:
+            self._order = sn
+            self._changed.notify_all()
+
+    def wait_out(self, sn: int, limit: float) -> bool:
+        """Wait until the training thread has left the function. False if it did not, or the wait was given up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._out or self._exit or self._order > sn, limit)
+            return self._out
+
+    def wait_idle(self, sn: int, limit: float) -> bool:
+        """Wait until the training thread holds nothing and waits for the end of the recovery."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or self._exit or self._order > sn, limit)
+            return self._idle
+
+    def release_cleaned(self) -> None:
+        with self._changed:
+            if not self._idle:
+                self._cleaned = True
+                self._changed.notify_all()
+
+    def release_resumed(self, both: bool = False) -> None:
+        """`both` for frameworks that wait only once."""
+        with self._changed:
+            self._out = False
+            self._resumed = True
+            self._cleaned = self._cleaned or both
+            self._changed.notify_all()
+
+    def release_exit(self) -> None:
+        with self._changed:
+            self._exit = True
+            self._changed.notify_all()
+
+    def ask_pause(self, sn: int, step: int, leave: bool) -> None:
+        with self._changed:
+            self._pause_order = sn
+            self._pause_mode, self._pause_step = (RAISE if leave else PAUSE), step
+            self._paused = False
+
+    def wait_paused(self, sn: int, limit: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._paused or self._exit or self._order > sn, limit)
+            return self._paused
+
+    def end_pause(self, sn: int | None = None) -> None:
+        """Of this order, or of whichever there is."""
+        with self._changed:
+            if sn in (None, self._pause_order):
+                self._pause_mode = 0
+                self._changed.notify_all()
+
+    @property
+    def exiting(self) -> bool:
+        return self._exit

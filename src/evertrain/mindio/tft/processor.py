@@ -1,0 +1,324 @@
+"""The processor of the callback interface: a training process's side of fault tolerance.
+
+Three threads: the link's (`link`), which never blocks; a worker, in which the callbacks run (`orders`); and the keeper,
+which sends heartbeats and finds another controller when the link breaks. The training thread comes in by the reporting
+functions and waits in `steps` and `mainthread`.
+"""
+
+from __future__ import annotations
+
+import queue
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from evertrain.mindio import protocol
+from evertrain.mindio.tft import environment, link, messages
+from evertrain.mindio.tft.callbacks import Callbacks
+from evertrain.mindio.tft.log import logger
+from evertrain.mindio.tft.mainthread import MainThread
+from evertrain.mindio.tft.numbers import ReportState, Result, TrainState
+from evertrain.mindio.tft.orders import Orders
+from evertrain.mindio.tft.rank import Life, Rank
+from evertrain.mindio.tft.steps import Steps
+
+HEARTBEAT = 1.0
+CONNECT = 2.0
+"""Seconds for one attempt; a host that is down gives no answer at all."""
+REGISTER = 30.0
+FAREWELL = 2.0
+_ANSWERS = messages.Order.__args__  # type: ignore[attr-defined]
+
+
+class StartFailed(Exception):
+    """No controller took this processor."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    rank: int
+    world_size: int
+    local_copy: bool = False
+    uce: bool = True
+    arf: bool = False
+    zit: bool = False
+    token: str = ""
+    context: ssl.SSLContext | None = None
+    mindspore: bool = False
+
+
+class Processor:
+    def __init__(
+        self,
+        settings: Settings,
+        callbacks: Callbacks,
+        on_exit: Callable[[], None] = lambda: None,
+        on_standby: Callable[[str, int], tuple[str, int] | None] = lambda ip, port: None,
+    ) -> None:
+        """`on_exit` ends the process; `on_standby(ip, port)` starts a passive controller and says where it listens."""
+        self.settings = settings
+        self.steps = Steps(settings.local_copy, settings.mindspore)
+        self.main = MainThread()
+        self.rank = Rank(self.steps)
+        self.callbacks = callbacks
+        self.reborn = False
+        self.hot_switch = False
+        self._on_exit, self._on_standby = on_exit, on_standby
+        self._lock = threading.Lock()
+        self._link: link.Link | None = None
+        self._address: tuple[str, int] = ("", 0)
+        self._standbys: list[tuple[int, str, int]] = []
+        self._instance = ""
+        self._local_ip = ""
+        self._registered: queue.SimpleQueue[messages.Registered] = queue.SimpleQueue()
+        self._ever_registered = False
+        self._init_report: messages.InitReport | None = None
+        self._dp_report: messages.DpReport | None = None
+        self._linked = threading.Condition()
+        self._kick = threading.Event()
+        self._ended = False
+        self._abandoned = False
+        self._announce_step = False
+        self._orders = Orders(
+            settings.rank, self.rank, self.steps, self.main, callbacks, self.send, self.beat, settings.mindspore
+        )
+        self._keeper: threading.Thread | None = None
+        self.rank.life = Life.INITED
+
+    # Life.
+
+    def start(self, master_ip: str, port: int, local_ip: str = "") -> None:
+        """Connect and register. Raises StartFailed with the reason."""
+        self.rank.life = Life.START
+        self._address = (master_ip, port)
+        self._local_ip = local_ip
+        self._join([self._address], environment.connect_budget())
+        self.rank.life = Life.NORMAL
+        self._keeper = threading.Thread(target=self._keep, name="tft-keeper", daemon=True)
+        self._keeper.start()
+
+    def destroy(self) -> None:
+        """Leave. The controller does not miss a processor that says goodbye."""
+        if self._ended:
+            return
+        self._ended = True
+        self.rank.life = Life.END
+        self.rank.run_status = TrainState.EXIT
+        self._kick.set()
+        self._orders.close()
+        current = self._link
+        if current is not None:
+            current.send(messages.Heartbeat(status=self.rank.status(), repair_id=self.rank.repair_id))
+            current.send(messages.Bye())
+            current.close(flush=FAREWELL)
+        keeper = self._keeper
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join(CONNECT + 1.0)
+
+    @property
+    def running(self) -> bool:
+        return self.rank.life >= Life.NORMAL and not self._ended
+
+    # Reports of the training thread.
+
+    def report(self, state: ReportState, error_code: str = "") -> None:
+        self.rank.report(state, error_code)
+        self.steps.poke()
+        self.main.report()
+        self.beat()
+
+    def end_updating(self, step: int) -> None:
+        announce, self._announce_step = self._announce_step, False
+        # Before the wait in it: the first step after a recovery is what tells that it worked.
+        self.steps.end_updating(step, self.beat if announce else None)
+
+    def set_replica(self, groups: list[messages.ReplicaGroup]) -> bool:
+        self._init_report = messages.InitReport(
+            groups=groups,
+            enable_arf=self.settings.arf,
+            enable_uce=self.settings.uce,
+            enable_zit=self.settings.zit,
+        )
+        return self._send_for_sure(self._init_report)
+
+    def set_dp_group(self, ranks: list[int]) -> bool:
+        self._dp_report = messages.DpReport(ranks=ranks)
+        return self._send_for_sure(self._dp_report)
+
+    def _send_for_sure(self, message: messages.Message) -> bool:
+        """Now, or when the link is back: registering anew repeats these reports."""
+        if self.send(message):
+            return True
+        with self._linked:
+            return self._linked.wait_for(lambda: self._link is not None or self._ended, REGISTER) and not self._ended
+
+    # The link.
+
+    def send(self, message: messages.Message) -> bool:
+        current = self._link
+        return current is not None and current.send(message)
+
+    def beat(self) -> None:
+        """Tell the controller now what this rank is like."""
+        self.send(messages.Heartbeat(status=self.rank.status(), repair_id=self.rank.repair_id))
+
+    def _on_message(self, message: messages.Message) -> None:
+        if isinstance(message, _ANSWERS):
+            if isinstance(message, messages.NotifyNormal):
+                self._announce_step = True
+            self._orders.take(message)
+        elif isinstance(message, messages.Registered):
+            self._registered.put(message)
+        elif isinstance(message, messages.Standbys):
+            self._learn_standbys(message)
+        elif isinstance(message, messages.Destroyed):
+            self._abandoned = True
+        elif isinstance(message, messages.Exit):
+            threading.Thread(target=self._exit, name="tft-exit", daemon=True).start()
+
+    def _exit(self) -> None:
+        logger.info("the controller ends this process")
+        self.callbacks.exit()
+        self.main.release_exit()
+        self._on_exit()
+
+    def _learn_standbys(self, message: messages.Standbys) -> None:
+        self._standbys = [entry for entry in message.addresses if entry[2]]
+        for rank, ip, port in message.addresses:
+            if rank == self.settings.rank:
+                threading.Thread(target=self._stand_by, args=(ip, port), name="tft-standby", daemon=True).start()
+
+    def _stand_by(self, ip: str, port: int) -> None:
+        try:
+            where = self._on_standby(ip, port)
+        except Exception:
+            logger.exception("no standby controller could be started at %s:%d", ip, port)
+            return
+        if where is not None and where != (ip, port):
+            self.send(messages.StandbyUp(ip=where[0], port=where[1]))
+
+    def _on_lost(self, lost: link.Link) -> None:
+        if self._link is lost:
+            self._link = None
+            self._kick.set()
+
+    # Finding a controller.
+
+    def _join(self, addresses: list[tuple[str, int]], budget: float) -> None:
+        """Connect to the first of these that leads the job, and register. Tried over and over for `budget` seconds."""
+        deadline = time.monotonic() + budget
+        pause = 0.02
+        reason = "no address"
+        while not self._ended:
+            for address in addresses:
+                try:
+                    self._open(address, deadline)
+                    return
+                except (OSError, link.NotWelcome, protocol.ProtocolError, ssl.SSLError) as error:
+                    reason = f"{address[0]}:{address[1]}: {error}"
+                    passive = isinstance(error, link.NotWelcome) and error.passive
+                    if isinstance(error, link.NotWelcome) and not passive and not self._ever_registered:
+                        raise StartFailed(reason) from None
+            if time.monotonic() + pause > deadline:
+                break
+            self._kick.clear()
+            self._kick.wait(pause)
+            pause = min(pause * 2, 0.25 if self._ever_registered else 1.0)
+        raise StartFailed(f"no controller took this processor within {budget:g} s; last: {reason}")
+
+    def _open(self, address: tuple[str, int], deadline: float) -> None:
+        hello = messages.Hello(
+            version=messages.VERSION,
+            rank=self.settings.rank,
+            token=self.settings.token,
+            world_size=self.settings.world_size,
+            ip=self._local_ip,
+        )
+        opened, welcome = link.connect(address, hello, self.settings.context, CONNECT)
+        while not self._registered.empty():
+            self._registered.get()
+        if address != self._address or welcome.instance != self._instance:
+            self._orders.begin_anew()
+        self._address, self._instance = address, welcome.instance
+        self._link = opened
+        opened.start(self._on_message, self._on_lost)
+        try:
+            self._register(opened, max(deadline, time.monotonic() + REGISTER))
+        except BaseException:
+            self._link = None
+            opened.close()
+            raise
+        with self._linked:
+            self._linked.notify_all()
+
+    def _register(self, opened: link.Link, deadline: float) -> None:
+        """A rank that counts as healthy can't register during a repair: asked again until the controller has noticed
+        that its old process is gone."""
+        pause = 0.05
+        while True:
+            opened.send(
+                messages.Register(
+                    status=self.rank.status(), repair_id=self.rank.repair_id, replaces=not self._ever_registered
+                )
+            )
+            try:
+                answer = self._registered.get(timeout=max(deadline - time.monotonic(), 0.0))
+            except queue.Empty:
+                raise link.NotWelcome("the registration was not answered") from None
+            if answer.result != Result.ERROR:
+                break
+            if time.monotonic() + pause > deadline or opened.lost:
+                raise link.NotWelcome("the registration was refused: this rank counts as healthy elsewhere")
+            time.sleep(pause)
+            pause = min(pause * 2, 1.0)
+        if not self._ever_registered:
+            self._ever_registered = True
+            self.reborn, self.hot_switch = answer.repair_id != 0, answer.hot_switch
+            if answer.result == Result.REPAIR:
+                self.rank.run_status = TrainState.ISOLATE
+        self.rank.learn_repair_id(answer.repair_id)
+        for report in (self._init_report, self._dp_report):
+            if report is not None:
+                opened.send(report)
+
+    # The keeper's thread.
+
+    def _keep(self) -> None:
+        while not self._ended:
+            current = self._link
+            if current is None:
+                if self._abandoned or not self._find_controller():
+                    self._alone()
+                    return
+                continue
+            left = current.sent_at + HEARTBEAT - time.monotonic()
+            if left <= 0:
+                self.beat()
+                left = HEARTBEAT
+            if self._kick.wait(left):
+                self._kick.clear()
+
+    def _find_controller(self) -> bool:
+        logger.warning("the link to the controller at %s:%d is broken", *self._address)
+        others = [(ip, port) for _, ip, port in self._standbys if (ip, port) != self._address]
+        try:
+            self._join([self._address, *others], environment.connect_budget())
+        except StartFailed as error:
+            if not self._ended:
+                logger.error("%s", error)
+            return False
+        logger.warning("registered with the controller at %s:%d", *self._address)
+        return not self._ended
+
+    def _alone(self) -> None:
+        """No controller is left. Training goes on without protection; a recovery can't."""
+        if self._ended:
+            return
+        if self.rank.life == Life.NORMAL:
+            logger.warning("there is no controller any more; training goes on without protection")
+            self.main.end_pause()
+            return
+        logger.error("there is no controller any more to end the recovery: giving up")
+        self._exit()
