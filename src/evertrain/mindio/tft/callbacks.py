@@ -97,9 +97,7 @@ class Callbacks:
     def zit_upgrade_rollback(self, step: int, param: str) -> int:
         return self._call("zit_upgrade_rollback", lambda ctx: (step, self.args, param), device=False)
 
-    def _call(
-        self, name: str, arguments: Callable[[Any], tuple], device: bool = True, returns: bool = False
-    ) -> int:
+    def _call(self, name: str, arguments: Callable[[Any], tuple], device: bool = True, returns: bool = False) -> int:
         registered = self._registered.get(name)
         if registered is None:
             return RET_OK

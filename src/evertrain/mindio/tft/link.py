@@ -21,6 +21,8 @@ from evertrain.mindio.tft import messages
 from evertrain.mindio.tft.messages import Hello, Message, Refused, Welcome
 
 _CHUNK = 65536
+WELCOME = 10.0
+"""Seconds in which a controller must say whether it takes this processor."""
 _MAX_WAITING = 64 * 1024 * 1024
 """Bytes that may wait for a controller that does not read; then the link counts as broken."""
 
@@ -36,14 +38,17 @@ class NotWelcome(Exception):
 def connect(
     address: tuple[str, int], hello: Hello, context: ssl.SSLContext | None, timeout: float
 ) -> tuple[Link, Welcome]:
-    """Open a link and be welcomed. Raises OSError, NotWelcome or ProtocolError; `Link.start` sets it going."""
-    deadline = time.monotonic() + timeout
+    """Open a link and be welcomed; a standby may let us wait for that. `Link.start` sets it going.
+
+    Raises OSError, NotWelcome or ProtocolError.
+    """
     sock = socket.create_connection(address, timeout=timeout)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=address[0] if context.check_hostname else None)
+        deadline = time.monotonic() + WELCOME
         writer, reader = protocol.FrameWriter(), protocol.FrameReader(messages.decoder)
         sock.sendall(writer.frame(hello))
         pending: list[Any] = []

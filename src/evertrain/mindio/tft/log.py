@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -38,10 +39,10 @@ class _File(RotatingFileHandler):
             path.chmod(OPEN_MODE)  # closed by an earlier process of the same name
         super().__init__(path, maxBytes=MAX_BYTES, backupCount=FILES - 1, encoding="utf-8")
 
-    def _open(self):  # type: ignore[no-untyped-def]
+    def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, OPEN_MODE)
         os.fchmod(descriptor, OPEN_MODE)
-        return os.fdopen(descriptor, self.mode, encoding=self.encoding)
+        return open(descriptor, self.mode, encoding=self.encoding)  # type: ignore[return-value]
 
     def emit(self, record: logging.LogRecord) -> None:
         with self._locked():
@@ -62,6 +63,7 @@ class _File(RotatingFileHandler):
             self.handleError(logging.makeLogRecord({}))
 
     def _follow(self) -> None:
+        assert self.stream is not None
         with contextlib.suppress(OSError):
             if os.fstat(self.stream.fileno()).st_ino == os.stat(self.baseFilename).st_ino:
                 return

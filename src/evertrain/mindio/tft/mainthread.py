@@ -132,5 +132,6 @@ class MainThread:
                 self._changed.notify_all()
 
     @property
-    def exiting(self) -> bool:
-        return self._exit
+    def parked(self) -> bool:
+        """Out of the training function until the end of a recovery."""
+        return self._out

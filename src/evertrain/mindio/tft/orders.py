@@ -195,10 +195,14 @@ class Orders:
         if sends and not self._steps.matches(order.step):
             self._reply(order.sn, Result.ERROR, f"asked to send step {order.step}, this is step {self._steps.step}")
             return
+        if not sends:
+            self._steps.begin_repair()
         if order.upgrade:
             result = self._callbacks.zit_upgrade_repair(order.step, order.units, order.rank_list, order.param)
         else:
             result = self._callbacks.repair(order.step, order.units, order.rank_list)
+        if not sends and result == RET_OK:
+            self._steps.end_repair(self._rank.load_step or order.step)
         self._reply(order.sn, result)
 
     def _idle(self, sn: int) -> bool:

@@ -29,7 +29,7 @@ CONNECT = 2.0
 """Seconds for one attempt; a host that is down gives no answer at all."""
 REGISTER = 30.0
 FAREWELL = 2.0
-_ANSWERS = messages.Order.__args__  # type: ignore[attr-defined]
+_ANSWERS = messages.Order.__args__
 
 
 class StartFailed(Exception):
@@ -55,13 +55,14 @@ class Processor:
         settings: Settings,
         callbacks: Callbacks,
         on_exit: Callable[[], None] = lambda: None,
-        on_standby: Callable[[str, int], tuple[str, int] | None] = lambda ip, port: None,
+        on_standby: Callable[[str, int, int], tuple[str, int] | None] = lambda ip, port, epoch: None,
     ) -> None:
-        """`on_exit` ends the process; `on_standby(ip, port)` starts a passive controller and says where it listens."""
+        """`on_exit` ends the process; `on_standby(ip, port, epoch)` starts a passive controller and says where it
+        listens, or None if there is one already."""
         self.settings = settings
         self.steps = Steps(settings.local_copy, settings.mindspore)
         self.main = MainThread()
-        self.rank = Rank(self.steps)
+        self.rank = Rank(self.steps, self.main)
         self.callbacks = callbacks
         self.reborn = False
         self.hot_switch = False
@@ -72,7 +73,7 @@ class Processor:
         self._standbys: list[tuple[int, str, int]] = []
         self._instance = ""
         self._local_ip = ""
-        self._registered: queue.SimpleQueue[messages.Registered] = queue.SimpleQueue()
+        self._registered: queue.SimpleQueue[messages.Registered | None] = queue.SimpleQueue()
         self._ever_registered = False
         self._init_report: messages.InitReport | None = None
         self._dp_report: messages.DpReport | None = None
@@ -99,19 +100,22 @@ class Processor:
         self._keeper = threading.Thread(target=self._keep, name="tft-keeper", daemon=True)
         self._keeper.start()
 
-    def destroy(self) -> None:
-        """Leave. The controller does not miss a processor that says goodbye."""
+    def destroy(self, done: bool = True) -> None:
+        """Leave. The controller does not miss a processor that says goodbye, which only one may that is done."""
         if self._ended:
             return
         self._ended = True
         self.rank.life = Life.END
-        self.rank.run_status = TrainState.EXIT
+        done = done and self.rank.run_status != TrainState.ABNORMAL
         self._kick.set()
+        self._registered.put(None)
         self._orders.close()
         current = self._link
         if current is not None:
-            current.send(messages.Heartbeat(status=self.rank.status(), repair_id=self.rank.repair_id))
-            current.send(messages.Bye())
+            if done:
+                self.rank.run_status = TrainState.EXIT
+                self.beat()
+                current.send(messages.Bye())
             current.close(flush=FAREWELL)
         keeper = self._keeper
         if keeper is not None and keeper is not threading.current_thread():
@@ -133,6 +137,10 @@ class Processor:
         announce, self._announce_step = self._announce_step, False
         # Before the wait in it: the first step after a recovery is what tells that it worked.
         self.steps.end_updating(step, self.beat if announce else None)
+
+    @property
+    def replica_groups(self) -> list[messages.ReplicaGroup]:
+        return self._init_report.groups if self._init_report is not None else []
 
     def set_replica(self, groups: list[messages.ReplicaGroup]) -> bool:
         self._init_report = messages.InitReport(
@@ -186,13 +194,14 @@ class Processor:
 
     def _learn_standbys(self, message: messages.Standbys) -> None:
         self._standbys = [entry for entry in message.addresses if entry[2]]
-        for rank, ip, port in message.addresses:
+        for place, (rank, ip, port) in enumerate(message.addresses):
             if rank == self.settings.rank:
-                threading.Thread(target=self._stand_by, args=(ip, port), name="tft-standby", daemon=True).start()
+                arguments = (ip, port, message.epoch + place + 1)
+                threading.Thread(target=self._stand_by, args=arguments, name="tft-standby", daemon=True).start()
 
-    def _stand_by(self, ip: str, port: int) -> None:
+    def _stand_by(self, ip: str, port: int, epoch: int) -> None:
         try:
-            where = self._on_standby(ip, port)
+            where = self._on_standby(ip, port, epoch)
         except Exception:
             logger.exception("no standby controller could be started at %s:%d", ip, port)
             return
@@ -202,6 +211,7 @@ class Processor:
     def _on_lost(self, lost: link.Link) -> None:
         if self._link is lost:
             self._link = None
+            self._registered.put(None)
             self._kick.set()
 
     # Finding a controller.
@@ -267,6 +277,8 @@ class Processor:
                 answer = self._registered.get(timeout=max(deadline - time.monotonic(), 0.0))
             except queue.Empty:
                 raise link.NotWelcome("the registration was not answered") from None
+            if answer is None:
+                raise ConnectionError("the link broke while registering")
             if answer.result != Result.ERROR:
                 break
             if time.monotonic() + pause > deadline or opened.lost:

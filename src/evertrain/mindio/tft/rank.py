@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from enum import IntEnum
 
+from evertrain.mindio.tft.mainthread import MainThread
 from evertrain.mindio.tft.messages import Status
 from evertrain.mindio.tft.numbers import MAX_ERROR_CODE, ControllerRepairType, ReportState, TrainState
 from evertrain.mindio.tft.steps import Steps
@@ -46,9 +47,10 @@ UNKNOWN_REPAIR = "unknow"
 
 
 class Rank:
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, main: MainThread) -> None:
         self._lock = threading.RLock()
         self._steps = steps
+        self._main = main
         self.life = Life.BEGIN
         self.run_status = TrainState.NORMAL
         self.npu_status = TrainState.NORMAL
@@ -85,6 +87,7 @@ class Rank:
                 data_status=self._steps.data_status,
                 backup_step=self._steps.backup_step,
                 error_code=self.error_code,
+                parked=self._main.parked,
             )
 
     def abnormal(self) -> bool:

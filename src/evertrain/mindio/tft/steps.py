@@ -122,6 +122,17 @@ class Steps:
             self._forced = force_stop
             self._changed.notify_all()
 
+    def begin_repair(self) -> None:
+        """What this rank holds is being replaced: half of it is no state."""
+        with self._changed:
+            self.data_status = DataStatus.UPDATING
+
+    def end_repair(self, step: int) -> None:
+        with self._changed:
+            self.step = step
+            self.data_status = DataStatus.UPDATED
+            self._changed.notify_all()
+
     def roll_back(self, step: int) -> None:
         with self._changed:
             self.lock_step = step

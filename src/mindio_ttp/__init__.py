@@ -1,0 +1,1 @@
+"""The names under which training frameworks import MindIO's fault tolerance. Everything is in `evertrain.mindio`."""
