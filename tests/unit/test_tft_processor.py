@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tft_controllers
-from tft_controllers import PATIENCE, ScriptedController
 
+import tft_controllers
 from evertrain.mindio.tft import environment, messages
 from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.messages import RepairUnit, SaveGroup
@@ -23,6 +22,7 @@ from evertrain.mindio.tft.numbers import (
 )
 from evertrain.mindio.tft.processor import Processor, StartFailed
 from evertrain.mindio.tft.rank import Life
+from tft_controllers import PATIENCE, ScriptedController
 
 
 class Recorder(Callbacks):
