@@ -5,7 +5,8 @@ each direction; a frame whose serial is not above the last one is a duplicate an
 is a `Hello` with the protocol version and the job token; nothing else is read before it is accepted. Nothing that
 comes from the network is ever unpickled: every message is a typed struct that msgspec validates while decoding.
 
-Times named `at` are seconds of CLOCK_MONOTONIC, which all processes of one host share.
+Times named `at` are seconds of the sender's CLOCK_MONOTONIC, which all processes of one host share. The shell of the
+controller translates those of other hosts into its own before the machine sees them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class Hello(Message):
-    """First frame of every link. `role` is "rank" (a training process), "agent" (what starts and watches them) or
-    "control" (somebody who asks for a pause or a switch)."""
+    """First frame of every link. `role` is "rank" (a training process), "agent" (what starts and watches those of one
+    node), "standby" (a passive controller, which wants to be told what it needs for taking over), "controller" (one
+    that has taken over and says so to its predecessor) or "control" (somebody who asks for a pause or a switch).
+
+    Who was linked to a controller before says what has become of it since: a new controller knows nothing else.
+    """
 
     version: int
     token: str
@@ -53,15 +58,43 @@ class Hello(Message):
     """An agent's ranks."""
     world_size: int = 0
     """An agent's idea of the job's size."""
+    node: int = 0
+    address: str = ""
+    """Of an agent: the host under which other nodes reach its ranks. Of a controller: where it listens, HOST:PORT."""
+    master_port: int = 0
+    """A port that is free on the agent's node, for the script's own rendezvous; 0 if nobody will ask for it."""
+    at: float = 0.0
+    epoch: int = 0
+    """The highest number of a controller that the sender has been linked to; an older one has no say any more."""
+    incarnations: dict[int, int] = {}
+    """An agent's ranks that have a living process."""
+    booting: list[int] = []
+    """Those of them that have not completed a step."""
+    left: list[int] = []
+    """An agent's ranks whose process ended with code 0."""
+    place: str = ""
+    """Of a rank that was linked before: starting, out, inside, finished or leaving."""
+    generation: int = 0
+    attempt: int = -1
+    """Of the newest Stop that this rank has heard."""
+    step: int = -1
+    out: Out | None = None
+    """What a rank that is out last said."""
 
 
 class Welcome(Message):
     running: bool = False
     """Other ranks hold a trained state, which this one will receive: there is no need to load a checkpoint."""
+    epoch: int = 0
+    controllers: list[str] = []
+    """Where to look for a controller when this link breaks; empty if there is no other."""
 
 
 class Refused(Message):
     reason: str
+    retry: bool = False
+    """Not here or not now: another controller, or this one later, may accept."""
+    controllers: list[str] = []
 
 
 # --- what went wrong -------------------------------------------------------------------------------------------------
@@ -294,6 +327,12 @@ class StoreReply(Message):
     error: str = ""
 
 
+class Controllers(Message):
+    """To ranks and agents: the addresses (HOST:PORT) of the controllers, the one in charge first."""
+
+    addresses: list[str]
+
+
 # --- agent to controller ---------------------------------------------------------------------------------------------
 
 
@@ -310,6 +349,8 @@ class Observed(Message):
     fault: Fault
     step: int = -1
     """The step that the process had completed, as its board shows; -1 if it had completed none itself."""
+    partial: bool = False
+    """A judgement about all ranks that this agent can only make for its own: it counts when every agent makes it."""
 
 
 class Ended(Message):
@@ -340,7 +381,9 @@ class Spares(Message):
 
 
 class Beat(Message):
-    """The agent lives."""
+    """The agent lives; answered by a `Beat` of the controller."""
+
+    at: float = 0.0
 
 
 # --- controller to agent ---------------------------------------------------------------------------------------------
@@ -351,6 +394,10 @@ class Spawn(Message):
 
     rank: int
     incarnation: int
+    restart: int = 0
+    """How often all processes were restarted before."""
+    master: str = ""
+    """HOST:PORT for the script's own rendezvous; empty on one node, where the agent picks it."""
 
 
 class Kill(Message):
@@ -387,6 +434,29 @@ class End(Message):
     cause: str = ""
 
 
+# --- controller to standby -------------------------------------------------------------------------------------------
+
+
+class Memo(Message):
+    """What a standby can't learn from ranks and agents: sent when it links and after each change. The store's keys
+    from before training follow as `StoreSet`."""
+
+    epoch: int
+    generation: int = 0
+    attempt: int = 0
+    restarts: int = 0
+    incidents: int = 0
+    """How many there were; the open one included."""
+    open_faults: list[Fault] = []
+    """Of the open incident, the first few; empty if there is none."""
+    step: int = 0
+    furthest: int = 0
+    protected: bool = False
+    trained: bool = False
+    incarnations: list[int] = []
+    master: str = ""
+
+
 # --- control ---------------------------------------------------------------------------------------------------------
 
 
@@ -415,9 +485,9 @@ class Answer(Message):
 AnyMessage = (
     Hello | Welcome | Refused
     | Out | Joined | Repaired | Resumed | Paused | Finished | Dumped | Log | StoreSet | StoreGet | StoreAdd
-    | Stop | Join | Repair | Go | Pause | Continue | Dump | Release | Exit | Ping | StoreReply
+    | Stop | Join | Repair | Go | Pause | Continue | Dump | Release | Exit | Ping | StoreReply | Controllers
     | Started | Observed | Ended | Suspect | Terminate | Spares | Beat
-    | Spawn | Kill | Prepare | Promote | Incident | End
+    | Spawn | Kill | Prepare | Promote | Incident | End | Memo
     | Command | Answer
 )  # fmt: skip
 
@@ -487,6 +557,6 @@ def refusal(hello: Message, token: str) -> str | None:
         return "wrong job token"
     if hello.version != VERSION:
         return f"protocol version {hello.version} is not spoken here; this is version {VERSION}"
-    if hello.role not in ("rank", "agent", "control"):
+    if hello.role not in ("rank", "agent", "control", "standby", "controller"):
         return f"unknown role {hello.role!r}"
     return None

@@ -444,6 +444,9 @@ class Job(ABC):
         # A script without Evertrain never gets to a training function, so nobody waits for it until some rank did.
         expires = self._now + self._start_time() if self._protected else None
         self._roster.move(member, Place.STARTING, expires)
+        self._order_process(member)
+
+    def _order_process(self, member: Member) -> None:
         self._actions.append(ToAgent(Spawn(rank=member.rank, incarnation=member.incarnation)))
 
     def _start_time(self) -> float:

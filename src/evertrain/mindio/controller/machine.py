@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from evertrain.mindio.controller import policy
-from evertrain.mindio.controller.planned import Planned
+from evertrain.mindio.controller.nodes import DEFAULT_NODE_WAIT, WAIT, Nodes
 from evertrain.mindio.controller.roster import AT_WORK, Member, Place
 from evertrain.mindio.controller.states import (
     CONSEQUENCES,
@@ -94,10 +94,11 @@ __all__ = [
 ]
 
 
-class Machine(Planned):
+class Machine(Nodes):
     """Leads a job of `world_size` ranks from its start to its end.
 
-    `wall_offset` is wall-clock time minus monotonic time, for the timestamps in the records.
+    `wall_offset` is wall-clock time minus monotonic time, for the timestamps in the records. `node_loss` says what to
+    do about a lost node and `node_wait` how many seconds a node may take to come or to come back.
     """
 
     def __init__(
@@ -109,8 +110,13 @@ class Machine(Planned):
         can_dump: bool = True,
         wall_offset: float = 0.0,
         elastic: int = 0,
+        nnodes: int = 1,
+        node_loss: str = WAIT,
+        node_wait: float = DEFAULT_NODE_WAIT,
     ) -> None:
-        super().__init__(world_size, timing, max_restarts, can_dump, wall_offset, elastic)
+        super().__init__(
+            world_size, timing, max_restarts, can_dump, wall_offset, elastic, nnodes, node_loss, node_wait
+        )
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
             Hello: lambda member, hello: self._uses_training(),
             Out: self._on_out,
@@ -123,9 +129,7 @@ class Machine(Planned):
             Log: self._on_log,
         }
         self._agent_handlers: dict[type[Message], Callable[[Any], None]] = {
-            Hello: self._on_agent,
             Started: self._on_started,
-            Observed: self._on_observed,
             Ended: self._on_ended,
             Suspect: self._on_suspect,
             Terminate: self._on_terminate,
@@ -145,6 +149,10 @@ class Machine(Planned):
                     handler = self._handlers.get(type(message))
                     if member is not None and handler is not None:
                         handler(member, message)
+                case FromAgent(Hello() as hello, node):
+                    self._on_agent(node, hello)
+                case FromAgent(Observed() as observed, node):
+                    self._on_observed(observed, node)
                 case FromAgent(message):
                     agent_handler = self._agent_handlers.get(type(message))
                     if agent_handler is not None:
@@ -155,8 +163,8 @@ class Machine(Planned):
                     self._shadow_failed("its link to the controller broke")
                 case LinkLost(rank, incarnation):
                     self._on_link_lost(rank, incarnation)
-                case AgentLost(reason):
-                    self._end(70, reason)
+                case AgentLost(reason, node):
+                    self._on_agent_lost(node, reason)
                 case Tick():
                     self._on_tick()
         return self._actions
@@ -165,7 +173,7 @@ class Machine(Planned):
     def deadline(self) -> float | None:
         """When to send the next `Tick`, if nothing else happens; None for never."""
         times = [self._roster.deadline, *self._planned_deadlines()]
-        if isinstance(self.state, Building | Repairing | Closing | Dumping):
+        if isinstance(self.state, Idle | Building | Repairing | Closing | Dumping):
             times.append(self.state.deadline)
         return min((time for time in times if time is not None), default=None)
 
@@ -188,12 +196,6 @@ class Machine(Planned):
 
     # Messages of the agent.
 
-    def _on_agent(self, hello: Hello) -> None:
-        if isinstance(self.state, Idle):
-            self.state = Gathering()
-            for member in self._roster:
-                self._spawn(member)
-
     def _on_started(self, started: Started) -> None:
         fields = {"rank": started.rank, "incarnation": started.incarnation, "pid": started.pid, "warm": started.warm}
         self._tell("started", **fields)
@@ -202,9 +204,11 @@ class Machine(Planned):
         if 0 <= suspect.rank < self.world_size:
             self._send(self._roster[suspect.rank], Ping(number=suspect.number))
 
-    def _on_observed(self, observed: Observed) -> None:
+    def _on_observed(self, observed: Observed, node: int) -> None:
         fault = observed.fault
         if not 0 <= fault.rank < self.world_size:
+            return
+        if observed.partial and self.nnodes > 1 and self._on_partial(observed, node) is None:
             return
         if fault.kind == "exit" and fault.exit_code == 0:
             self._on_ended(Ended(rank=fault.rank, incarnation=fault.incarnation))
@@ -258,7 +262,7 @@ class Machine(Planned):
             return
         self._protected = True
         for each in self._roster:
-            if each.place is Place.STARTING:
+            if each.place is Place.STARTING and not each.awaits_node:
                 self._roster.expire(each, self._now + self._start_time())
         if self._left:
             gone = self._roster[min(self._left)]
@@ -393,6 +397,9 @@ class Machine(Planned):
     def _on_tick(self) -> None:
         self._planned_tick()
         while not isinstance(self.state, Over) and (member := self._roster.pop_expired(self._now)) is not None:
+            if member.awaits_node:
+                self._node_did_not_come(member)
+                continue
             if member.link_lost:
                 kind, detail = "disconnected", "the link to the controller broke"
             elif member.place is Place.STARTING:
@@ -401,6 +408,8 @@ class Machine(Planned):
                 kind, detail = "unresponsive", f"still in the training code {self.timing.stop:g} s after `Stop`"
             self._on_fault(member, self._own_fault(member, kind, detail))
         match self.state:
+            case Idle(deadline=float() as deadline) if deadline <= self._now:
+                self._idle_too_long()
             case Building(deadline=deadline, waiting=waiting) if deadline <= self._now:
                 rank, more = min(waiting), len(waiting) - 1
                 others = f" and {more} more" if more else ""
@@ -460,12 +469,3 @@ class Machine(Planned):
     @property
     def _is_releasing(self) -> bool:
         return isinstance(self.state, Releasing)
-
-    def _fault_while_closing(self, member: Member, lost: bool) -> None:
-        """Nobody is replaced any more; the question is only who can still write the checkpoint."""
-        if lost:
-            self._roster.move(member, Place.LOST)
-        if isinstance(self.state, Closing):
-            self._closing_progress(member)
-        elif isinstance(self.state, Dumping) and lost and member.rank in self.state.waiting:
-            self._dump(self.state.closing, self.state.tried | {member.rank}, self.state.written)

@@ -136,6 +136,15 @@ def in_background(fault: Fault, history: History) -> Decision:
     return Decision(ELASTIC, f"{who} failed {failed} times before it could join ({describe(fault)}); go on without it")
 
 
+def node_lost(node: int, fault: Fault, situation: Situation, mode: str, patience: float) -> Decision:
+    """The agent of a node is gone, and with it all processes of the node."""
+    if mode == "exit":
+        return Decision(EXIT, f"{fault.detail}; a lost node ends the job (--ft-node-loss exit)")
+    if situation.released or not situation.protected:
+        return fallback(fault.detail, situation)
+    return Decision(RECOVER_IN_PLACE, f"{fault.detail}; wait up to {patience:g} s for it to come back")
+
+
 def after_failed_attempt(attempts: int, detail: str, situation: Situation) -> Decision:
     """A recovery did not get through although no process failed."""
     if attempts < MAX_ATTEMPTS:

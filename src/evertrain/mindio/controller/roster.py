@@ -48,6 +48,8 @@ class Member:
     seasoned: bool = False
     """This incarnation has been told to go."""
     link_lost: bool = False
+    awaits_node: bool = False
+    """Its process can't be ordered before its node is back."""
 
 
 class Roster:

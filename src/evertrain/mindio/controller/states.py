@@ -11,6 +11,9 @@ from evertrain.mindio.protocol import Message
 # --- events and actions ----------------------------------------------------------------------------------------------
 
 
+ALL_NODES = -1
+
+
 @dataclass(frozen=True, slots=True)
 class FromRank:
     rank: int
@@ -21,6 +24,7 @@ class FromRank:
 @dataclass(frozen=True, slots=True)
 class FromAgent:
     message: Message
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class LinkLost:
 @dataclass(frozen=True, slots=True)
 class AgentLost:
     reason: str = "the link to the agent broke"
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class ToAgent:
     message: Message
+    node: int = ALL_NODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,9 @@ Action = Send | ToAgent | ToControl | OpenGeneration | CloseGeneration
 
 @dataclass(slots=True)
 class Idle:
-    """No agent yet."""
+    """Not all agents are there yet."""
+
+    deadline: float | None = None
 
 
 @dataclass(slots=True)
