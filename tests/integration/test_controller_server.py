@@ -71,8 +71,10 @@ class Peer:
 
 
 @asynccontextmanager
-async def controller(world_size: int = 2, **options: object) -> AsyncIterator[tuple[Server, Peer]]:
-    machine = Machine(world_size, Timing.derive(0.5))
+async def controller(
+    world_size: int = 2, silence: float = 10.0, **options: object
+) -> AsyncIterator[tuple[Server, Peer]]:
+    machine = Machine(world_size, Timing.derive(0.5, silence=silence))
     server = Server(machine, TOKEN, **options)
     await server.start()
     agent = await Peer.connect(server.address)
@@ -266,12 +268,9 @@ def test_the_job_ends_with_its_agent() -> None:
     run(scenario)
 
 
-def test_a_silent_agent_is_given_up_and_a_beating_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evertrain.mindio.controller.server.LEAST_PATIENCE", 0.0)
-    monkeypatch.setattr("evertrain.mindio.controller.server.AGENT_PATIENCE", 1)
-
+def test_a_silent_agent_is_given_up_and_a_beating_one_is_not() -> None:
     async def scenario() -> None:
-        async with controller() as (server, agent):
+        async with controller(silence=0.5) as (server, agent):
             for _ in range(12):
                 agent.say(p.Beat())
                 await asyncio.sleep(0.1)  # beats are a matter of time

@@ -135,10 +135,42 @@ def test_switch_by_variable(script):
     assert parse(script, env={"EVERTRAIN_PARK": "yes"}).park
 
 
-def test_several_nodes_are_announced_for_later(script, capsys):
-    for nodes in ("2", "1:2", "4:8"):
-        message = refused(capsys, "--nnodes", nodes, script)
-        assert "several nodes come with a later version" in message
+NODES = ("--nnodes=2", "--nproc-per-node=3", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:29500")
+TOKEN = {"EVERTRAIN_TOKEN": "0123456789abcdef"}
+
+
+def test_several_nodes(script):
+    config = parse(*NODES, script, env=TOKEN)
+    assert (config.world_size, config.local_size, list(config.ranks)) == (6, 3, [3, 4, 5])
+    assert (config.master_addr, config.master_port) == ("10.0.0.1", 29500)
+    assert config.token == TOKEN["EVERTRAIN_TOKEN"]
+
+
+def test_the_token_file_must_be_private(script, tmp_path, capsys):
+    path = tmp_path / "token"
+    path.write_text("f" * 32 + "\n")
+    path.chmod(0o644)
+    assert "chmod 600" in refused(capsys, *NODES, "--ft-token-file", str(path), script)
+    path.chmod(0o600)
+    assert parse(*NODES, "--ft-token-file", str(path), script).token == "f" * 32
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (NODES, "needs a secret that all of them share"),
+        (("--nnodes=2", "--master-port=1"), "say which of the nodes this is"),
+        (("--nnodes=2", "--node-rank=2", "--master-port=1"), "0 to 1"),
+        (("--nnodes=2", "--node-rank=0"), "needs --master-addr and --master-port"),
+        (("--nnodes=2", "--node-rank=0", "--standalone", "--master-port=1"), "--standalone means one node"),
+        (("--node-rank=1",), "there is one node"),
+    ],
+)
+def test_what_several_nodes_need_is_said(script, capsys, argv, words):
+    assert words in refused(capsys, *argv, script)
+
+
+def test_number_of_nodes(script, capsys):
     assert "MIN:MAX" in refused(capsys, "--nnodes", "many", script)
     assert parse("--nnodes", "1:1", script).world_size == 1
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evertrain.launch import nodes
+from evertrain.launch.errors import ConfigError
 from evertrain.mindio import faultspec, tls
 from evertrain.mindio.timing import Timing, TimingError
 
@@ -17,9 +19,7 @@ MANY_PROCESSES = 32
 """Above this many processes their states are read less often."""
 STDOUT, STDERR = 1, 2
 
-
-class ConfigError(ValueError):
-    """The command line, a variable or the configuration file can't be used; the message says why."""
+__all__ = ["MANY_PROCESSES", "STDERR", "STDOUT", "ConfigError", "LaunchConfig", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,16 @@ class LaunchConfig:
     module: bool
     no_python: bool
     world_size: int
+    local_size: int
+    """Processes on this node."""
+    nnodes: int
+    node_rank: int
+    local_addr: str | None
+    token: str
+    """Empty: the launcher makes one."""
+    node_loss: str
+    node_wait: float
+    events_everywhere: bool
     max_restarts: int
     timing: Timing
     warm: int
@@ -47,7 +57,7 @@ class LaunchConfig:
     redirects: Mapping[int, int]
     tee: Mapping[int, int]
     shown_ranks: frozenset[int]
-    """Ranks whose output goes to the console."""
+    """Local ranks whose output goes to the console."""
     stdout_filters: tuple[str, ...]
     stderr_filters: tuple[str, ...]
     signals: tuple[int, ...]
@@ -58,10 +68,19 @@ class LaunchConfig:
     sources: Mapping[str, str]
     print_config: bool = False
 
+    @property
+    def first_rank(self) -> int:
+        return self.node_rank * self.local_size
+
+    @property
+    def ranks(self) -> range:
+        """Of this node."""
+        return range(self.first_rank, self.first_rank + self.local_size)
+
     def describe(self) -> str:
         """Every value with its source, for --print-config."""
         rows = [("script", " ".join((self.script, *self.script_args)) or "(none)", "")]
-        shown = dict(self.values, nproc_per_node=self.world_size, poll=self.poll)
+        shown = dict(self.values, nproc_per_node=self.local_size, poll=self.poll)
         for name, value in shown.items():
             if name in ("timing", "bound", "grace"):
                 continue
@@ -102,20 +121,29 @@ def build(
     environ: Mapping[str, str],
 ) -> LaunchConfig:
     """Check the values against each other and against this machine."""
-    _check_one_node(values)
+    nnodes = nodes.count(values, sources)
     _refuse_unsupported(values)
-    world_size = _world_size(values["nproc_per_node"])
+    local_size = _local_size(values["nproc_per_node"])
+    world_size = nnodes * local_size
     if script and not print_config:
         _check_script(script, values)
     checkpoint_dir = values["checkpoint_dir"]
-    master_addr, master_port = _master(values, sources)
-    shown = _ranks(values["local_ranks_filter"]) if values["local_ranks_filter"] else set(range(world_size))
+    master_addr, master_port = _master(values, sources, nnodes)
+    shown = _ranks(values["local_ranks_filter"]) if values["local_ranks_filter"] else set(range(local_size))
     return LaunchConfig(
         script=script,
         script_args=tuple(script_args),
         module=values["module"],
         no_python=values["no_python"] and not values["run_path"],
         world_size=world_size,
+        local_size=local_size,
+        nnodes=nnodes,
+        node_rank=values["node_rank"],
+        local_addr=values["local_addr"],
+        token="" if print_config else nodes.token(values["token_file"], environ, nnodes),
+        node_loss=values["node_loss"],
+        node_wait=values["node_wait"],
+        events_everywhere=values["events_everywhere"],
         max_restarts=values["max_restarts"],
         timing=_timing(values),
         # A spare is a Python process that has torch imported; it can't become any other program.
@@ -124,15 +152,15 @@ def build(
         park=values["park"],
         checkpoint_dir=os.path.abspath(checkpoint_dir) if checkpoint_dir else None,
         events=_events(values["events"]) if not print_config else values["events"],
-        poll=values["poll"] or (0.002 if world_size <= MANY_PROCESSES else 0.005),
+        poll=values["poll"] or (0.002 if local_size <= MANY_PROCESSES else 0.005),
         faults=tuple(_fault(text, world_size) for text in values["fault"]),
         role=values["role"],
         run_id=_run_id(values),
         master_addr=master_addr,
         master_port=master_port,
         log_dir=_log_dir(values["log_dir"]),
-        redirects=_streams(values["redirects"], world_size, "--redirects"),
-        tee=_streams(values["tee"], world_size, "--tee"),
+        redirects=_streams(values["redirects"], local_size, "--redirects"),
+        tee=_streams(values["tee"], local_size, "--tee"),
         shown_ranks=frozenset(shown),
         stdout_filters=tuple(filter(None, values["duplicate_stdout_filters"])),
         stderr_filters=tuple(filter(None, values["duplicate_stderr_filters"])),
@@ -146,22 +174,6 @@ def build(
     )
 
 
-def _check_one_node(values: dict[str, Any]) -> None:
-    text = values["nnodes"]
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    if not match:
-        raise ConfigError(f"--nnodes: expected a number or MIN:MAX, got {text!r}")
-    low, high = int(match[1]), int(match[2] or match[1])
-    if not 0 < low <= high:
-        raise ConfigError(f"--nnodes: the minimum must be positive and not above the maximum, got {text!r}")
-    if high != 1:
-        raise ConfigError(
-            f"--nnodes {text}: jobs on several nodes come with a later version; this one takes --nnodes 1"
-        )
-    if values["node_rank"] != 0:
-        raise ConfigError(f"--node-rank {values['node_rank']}: there is one node, and its rank is 0")
-
-
 def _refuse_unsupported(values: dict[str, Any]) -> None:
     if values["logs_specs"]:
         raise ConfigError("--logs-specs is not supported: plug-ins of torchrun's own logging can't be loaded here")
@@ -173,7 +185,7 @@ def _refuse_unsupported(values: dict[str, Any]) -> None:
         raise ConfigError("--module and --no-python exclude each other")
 
 
-def _world_size(text: str) -> int:
+def _local_size(text: str) -> int:
     try:
         count = int(text)
     except ValueError:
@@ -272,11 +284,11 @@ def _fault(text: str, world_size: int) -> faultspec.FaultSpec:
         raise ConfigError(f"--ft-fault: {error}") from None
 
 
-def _master(values: dict[str, Any], sources: dict[str, str]) -> tuple[str, int]:
+def _master(values: dict[str, Any], sources: dict[str, str], nnodes: int) -> tuple[str, int]:
     host, port = values["master_addr"], values["master_port"] or 0
     endpoint = values["rdzv_endpoint"]
-    # As in torchrun: other backends have an address of their own, and the workers' port is then a free one.
-    if endpoint and values["rdzv_backend"] == "static" and not values["standalone"]:
+    # As in torchrun on one node: other backends have an address of their own, and the workers' port is a free one.
+    if endpoint and (values["rdzv_backend"] == "static" or nnodes > 1) and not values["standalone"]:
         name, colon, number = endpoint.rpartition(":")
         if not colon:
             name, number = endpoint, "0"
@@ -288,6 +300,11 @@ def _master(values: dict[str, Any], sources: dict[str, str]) -> tuple[str, int]:
             port = int(number)
     if not 0 <= port < 65536:
         raise ConfigError(f"--master-port: {port} is not a port number")
+    if nnodes > 1 and not port:
+        raise ConfigError(
+            "--nnodes: a job on several nodes needs --master-addr and --master-port (or --rdzv-endpoint HOST:PORT), "
+            "the same on all of them: an address of node 0 and a free port there"
+        )
     return host, port
 
 
@@ -300,14 +317,14 @@ def _run_id(values: dict[str, Any]) -> str:
     return str(uuid.uuid4())
 
 
-def _streams(text: str, world_size: int, flag: str) -> dict[int, int]:
+def _streams(text: str, local_size: int, flag: str) -> dict[int, int]:
     """torchrun's notation: one digit for all ranks or rank:digit pairs; 1 is stdout, 2 stderr, 3 both."""
     if re.fullmatch("[0-3]", text):
-        return dict.fromkeys(range(world_size), int(text))
+        return dict.fromkeys(range(local_size), int(text))
     if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
         raise ConfigError(f"{flag}: expected 0, 1, 2, 3 or pairs such as 0:1,1:3, got {text!r}")
     pairs = dict((int(rank), int(value)) for rank, value in (part.split(":") for part in text.split(",")))
-    return {rank: pairs.get(rank, 0) for rank in range(world_size)}
+    return {rank: pairs.get(rank, 0) for rank in range(local_size)}
 
 
 def _ranks(text: str) -> set[int]:

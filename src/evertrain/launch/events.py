@@ -14,22 +14,36 @@ from evertrain.launch.output import Outputs
 
 
 class EventsFile:
-    """Appends, so that a job that is started again in the same place keeps its history. A run begins with `launch`."""
+    """Appends, so that a job that is started again in the same place keeps its history. A run begins with `launch`.
+
+    On several nodes the node of the controller in charge writes; nodes may share the file.
+    """
 
     def __init__(self, config: LaunchConfig, outputs: Outputs) -> None:
+        self._config = config
         self._outputs = outputs
         self._fd: int | None = None
-        if config.events:
+        self.active = config.node_rank == 0 or config.events_everywhere
+        self.continues = False
+        """The controller here has taken over from another one, in the middle of a run."""
+        if config.nnodes == 1:
+            self._open()
+
+    def _open(self) -> bool:
+        config = self._config
+        if self._fd is None and config.events:
             self._fd = os.open(config.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self.tell(
-                "launch",
-                version=__version__,
-                run=config.run_id,
-                script=config.script,
-                world_size=config.world_size,
-                bound=config.timing.bound,
-                faults=[str(fault) for fault in config.faults],
-            )
+            if not self.continues or os.fstat(self._fd).st_size == 0:
+                self.tell(
+                    "launch",
+                    version=__version__,
+                    run=config.run_id,
+                    script=config.script,
+                    world_size=config.world_size,
+                    bound=config.timing.bound,
+                    faults=[str(fault) for fault in config.faults],
+                )
+        return self._fd is not None
 
     def tell(self, event: str, **fields: Any) -> None:
         """An event of the launcher's own."""
@@ -37,7 +51,8 @@ class EventsFile:
         self.write({"event": event, **fields, "at": at, "t": time.monotonic()})
 
     def write(self, record: dict[str, Any]) -> None:
-        if self._fd is not None:
+        if self.active and self._open():
+            assert self._fd is not None
             line = json.dumps(record, separators=(",", ":"), default=str) + "\n"
             self._outputs.files.write(self._fd, line.encode())
 

@@ -1,7 +1,8 @@
 """`evertrain launch`: a controller, an agent connected to it, and the way back to an exit code.
 
-Controller and agent share this process and its loop, and still talk over a socket: the agent then works the same
-with a controller elsewhere, and nothing but messages can pass between them.
+Controller and agent share this process and its loop, and still talk over a socket: the agent works the same with a
+controller elsewhere, and nothing but messages can pass between them. On several nodes the launcher of node 0 hosts the
+controller, and every launcher is the agent of its node.
 """
 
 from __future__ import annotations
@@ -49,16 +50,9 @@ def _on_internal_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any],
 async def launch(config: LaunchConfig) -> int:
     """Run the job to its end; nothing of it is left when this returns."""
     loop = asyncio.get_running_loop()
-    token = secrets.token_hex(16)
-    machine = Machine(
-        config.world_size,
-        config.timing,
-        max_restarts=config.max_restarts,
-        wall_offset=time.time() - time.monotonic(),
-    )
-    context = tls.server_context(config.tls) if config.tls else None
-    server = Server(machine, token, tls=context, allow_remote=config.insecure)
-    await server.start()
+    token = config.token or secrets.token_hex(16)
+    server = await _controller(config, token) if config.node_rank == 0 else None
+    host, port = (config.master_addr, config.master_port) if server is None else server.address
     outputs = Outputs(config, loop)
     lookout = tls.Lookout.from_environment(os.environ)
     dates = DateWatch(config.tls, lookout, lambda text: outputs.say(f"warning: {text}")) if config.tls else None
@@ -68,10 +62,32 @@ async def launch(config: LaunchConfig) -> int:
     for number in config.signals:
         loop.add_signal_handler(number, supervisor.terminate, number)
     try:
-        return await supervisor.run(server.address, token)
+        return await supervisor.run([f"{host}:{port}"], token)
     finally:
         if dates is not None:
             dates.close()
-        await server.close()
+        if server is not None:
+            await server.close()
         await outputs.close()
         events.close()
+
+
+async def _controller(config: LaunchConfig, token: str) -> Server:
+    machine = Machine(
+        config.world_size,
+        config.timing,
+        max_restarts=config.max_restarts,
+        wall_offset=time.time() - time.monotonic(),
+        nnodes=config.nnodes,
+        node_loss=config.node_loss,
+        node_wait=config.node_wait,
+    )
+    host, port = ("127.0.0.1", 0) if config.nnodes == 1 else (config.master_addr, config.master_port)
+    context = tls.server_context(config.tls) if config.tls else None
+    server = Server(machine, token, host, port, tls=context, allow_remote=config.insecure)
+    try:
+        await server.start()
+    except OSError as error:
+        reason = f"the controller can't listen on {host}:{port}: {error.strerror}; is it an address of this node?"
+        raise LinkError(reason) from None
+    return server

@@ -88,7 +88,7 @@ OPTIONS: tuple[Option, ...] = (
         help="processes to start: a number, or one for each cpu core, gpu or xpu; auto takes the accelerators, or else "
         "the cpu cores",
     ),
-    Option("nnodes", SIZE, default="1:1", metavar="N|MIN:MAX", help="number of nodes; this version takes 1 or 1:1"),
+    Option("nnodes", SIZE, default="1:1", metavar="N|MIN:MAX", help="number of nodes, each with a launcher of its own"),
     Option(
         "max_restarts", RECOVERY, convert=int, default=3, check=_not_negative, metavar="N",
         help="how often the whole job may be restarted before the launcher gives up (default 3; torchrun has 0: there "
@@ -126,7 +126,25 @@ OPTIONS: tuple[Option, ...] = (
         "checkpoint_dir", RECOVERY, metavar="DIR",
         help="directory of the checkpoints, handed to the script as EVERTRAIN_CHECKPOINT_DIR",
     ),
-    own("events", RECOVERY, metavar="FILE", help="append what happens to this file, for `evertrain timeline`"),
+    own(
+        "events", RECOVERY, metavar="FILE",
+        help="append what happens to this file, for `evertrain timeline`; on several nodes the one with the controller "
+        "in charge writes it",
+    ),
+    own("events_everywhere", RECOVERY, switch=True, help="every node writes its own events file"),
+    own(
+        "node_loss", RECOVERY, default="wait", choices=("wait", "shrink", "exit"),
+        help="what to do when a whole node is lost: wait for a new launcher with its node rank (default), go on "
+        "without it, or end the job",
+    ),
+    own(
+        "node_wait", RECOVERY, convert=float, default=300.0, check=_positive, metavar="SECONDS",
+        help="how long to wait for a node at the start and after its loss (default 300)",
+    ),
+    own(
+        "token_file", RECOVERY, metavar="FILE",
+        help="file with the job's token, the same on all nodes; or set EVERTRAIN_TOKEN. On one node a new one is made",
+    ),
     own(
         "poll", RECOVERY, convert=float, check=_positive, metavar="SECONDS",
         help="how often a training process that can't announce its own death is looked at (default 0.002; 0.005 above "
@@ -172,17 +190,26 @@ OPTIONS: tuple[Option, ...] = (
         help="the same for stderr and filtered_stderr.log",
     ),
     Option("standalone", RENDEZVOUS, switch=True, help="accepted; a job on one node needs no other rendezvous"),
-    Option("rdzv_backend", RENDEZVOUS, default="static", help="accepted; the launcher's controller is the rendezvous"),
+    Option("rdzv_backend", RENDEZVOUS, default="static", help="accepted: c10d and static mean the same here"),
     Option(
         "rdzv_endpoint", RENDEZVOUS, default="", metavar="HOST:PORT",
-        help="with the static backend: MASTER_ADDR and MASTER_PORT, if they are not set",
+        help="the same as --master-addr and --master-port, if they are not set",
     ),
     Option("rdzv_id", RENDEZVOUS, default="none", metavar="ID", help="name of the job (TORCHELASTIC_RUN_ID)"),
     Option("rdzv_conf", RENDEZVOUS, default="", metavar="K=V,...", help="accepted, without effect"),
-    Option("node_rank", RENDEZVOUS, convert=int, default=0, metavar="N", help="rank of this node: 0"),
-    Option("master_addr", RENDEZVOUS, default="127.0.0.1", metavar="HOST", help="MASTER_ADDR of the workers"),
-    Option("master_port", RENDEZVOUS, convert=int, metavar="PORT", help="MASTER_PORT (default: a free port)"),
-    Option("local_addr", RENDEZVOUS, metavar="HOST", help="accepted; all processes talk over the loopback"),
+    Option("node_rank", RENDEZVOUS, convert=int, default=0, metavar="N", help="rank of this node"),
+    Option(
+        "master_addr", RENDEZVOUS, default="127.0.0.1", metavar="HOST",
+        help="MASTER_ADDR of the workers: on several nodes the address of node 0",
+    ),
+    Option(
+        "master_port", RENDEZVOUS, convert=int, metavar="PORT",
+        help="MASTER_PORT (default: a free port); on several nodes the port of the controller on node 0",
+    ),
+    Option(
+        "local_addr", RENDEZVOUS, metavar="HOST",
+        help="address under which other nodes reach this one (default: the one that its link to node 0 has)",
+    ),
     Option(
         "monitor_interval", RENDEZVOUS, convert=float, default=0.1, metavar="SECONDS",
         help="accepted, without effect: events are awaited, see --ft-poll for the rest",

@@ -252,14 +252,15 @@ class Outputs:
     def route(self, rank: int, which: int) -> Route:
         config = self._config
         name = "stdout" if which == STDOUT else "stderr"
-        to_file = (config.redirects[rank] | config.tee[rank]) & which
-        to_console = rank in config.shown_ranks and (not to_file or config.tee[rank] & which)
+        local = rank - config.first_rank
+        to_file = (config.redirects[local] | config.tee[local]) & which
+        to_console = local in config.shown_ranks and (not to_file or config.tee[local] & which)
         needles = config.stdout_filters if which == STDOUT else config.stderr_filters
-        prefix = string.Template(self._template).safe_substitute(rank=rank, local_rank=rank, role_name=config.role)
+        prefix = string.Template(self._template).safe_substitute(rank=rank, local_rank=local, role_name=config.role)
         return Route(
             prefix=prefix.encode(),
             console=self._console[which - 1] if to_console else None,
-            file=self._file(f"{rank}/{name}.log") if to_file else None,
+            file=self._file(f"{local}/{name}.log") if to_file else None,
             filtered=self._file(f"filtered_{name}.log") if needles and to_console else None,
             needles=tuple(needle.encode() for needle in needles),
         )
@@ -268,7 +269,7 @@ class Outputs:
         """Where torch's `@record` writes a worker's exception; only if the user asked for log files."""
         if self._config.log_dir in (None, os.devnull):
             return None
-        return self._path(f"{rank}/error.json")
+        return self._path(f"{rank - self._config.first_rank}/error.json")
 
     def _path(self, name: str) -> str:
         if self._run_dir is None:

@@ -25,6 +25,7 @@ from evertrain.launch.output import Outputs, Stream
 from evertrain.mindio import board, faultspec
 
 BOOT, SPARE = "evertrain.torch.boot", "evertrain.torch.spare"
+GLOO_HOST, GLOO_INTERFACE = "EVERTRAIN_GLOO_HOST", "GLOO_SOCKET_IFNAME"
 
 
 class Process:
@@ -110,26 +111,40 @@ _P = TypeVar("_P", bound=Process)
 
 
 class Spawner:
-    def __init__(self, config: LaunchConfig, outputs: Outputs, controller: tuple[str, int], token: str) -> None:
+    def __init__(self, config: LaunchConfig, outputs: Outputs, token: str) -> None:
         self._config = config
         self._outputs = outputs
-        self._controller = controller
         self._token = token
+        self.controllers: list[str] = []
+        """HOST:PORT of the controllers, the one in charge first."""
+        self.host = ""
+        """The address under which other nodes reach the ranks of this one; empty if there are no others."""
+        self.master = ""
+        """HOST:PORT of the script's own rendezvous, if the controller names it."""
         self._fault_board = board.FaultBoard(len(config.faults))
         self._environment = dict(os.environ)
         # torchrun's rule: without it each of the processes would take all cores.
-        if config.world_size > 1:
+        if config.local_size > 1:
             self._environment.setdefault("OMP_NUM_THREADS", "1")
         self.attempt = 0
         """How often the whole job was restarted."""
         self.park = config.park
         """May spares run the script until it asks for its rank?"""
-        self._master_port = config.master_port or free_port(config.master_addr)
+        self._master_port = self._find_master_port()
+
+    def _find_master_port(self) -> int:
+        # On several nodes the given port is the controller's.
+        given = self._config.master_port if self._config.nnodes == 1 else 0
+        return given or free_port(self._config.master_addr)
+
+    @property
+    def master_port(self) -> int:
+        return self._master_port
 
     def begin_attempt(self, number: int) -> None:
         self.attempt = number
         # The old port may be held by a process that is not gone yet.
-        self._master_port = self._config.master_port or free_port(self._config.master_addr)
+        self._master_port = self._find_master_port()
 
     def close(self) -> None:
         self._fault_board.close()
@@ -156,7 +171,8 @@ class Spawner:
         if self.park:
             environment |= {"EVERTRAIN_PARK": "1", "EVERTRAIN_PARK_ARGV": json.dumps(self._arguments())}
             # What a script may read before it needs its rank is the same for all ranks.
-            environment |= {k: v for k, v in self._rank_environment(0, 0).items() if k not in _OF_ONE_RANK}
+            for_a_rank = self._rank_environment(self._config.first_rank, 0)
+            environment |= {name: value for name, value in for_a_rank.items() if name not in _OF_ONE_RANK}
         command = [self._python(), "-u", "-m", SPARE]
         try:
             process = self._start(SpareProcess, command, environment, theirs.fileno())
@@ -221,25 +237,27 @@ class Spawner:
 
     def _rank_environment(self, rank: int, incarnation: int) -> dict[str, str]:
         config = self._config
-        host, port = self._controller
         size = str(config.world_size)
+        local = rank - config.first_rank
+        master_addr, _, master_port = self.master.rpartition(":")
         environment = {
             "RANK": str(rank),
-            "LOCAL_RANK": "0" if config.virtual_local_rank else str(rank),
+            "LOCAL_RANK": "0" if config.virtual_local_rank else str(local),
             "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": size,
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": str(config.local_size),
+            "GROUP_RANK": str(config.node_rank),
+            "NODE_RANK": str(config.node_rank),
+            "GROUP_WORLD_SIZE": str(config.nnodes),
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": size,
             "ROLE_NAME": config.role,
-            "MASTER_ADDR": config.master_addr,
-            "MASTER_PORT": str(self._master_port),
+            "MASTER_ADDR": master_addr or config.master_addr,
+            "MASTER_PORT": master_port or str(self._master_port),
             "TORCHELASTIC_RUN_ID": config.run_id,
             "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "EVERTRAIN_CONTROLLER": f"{host}:{port}",
+            "EVERTRAIN_CONTROLLER": ",".join(self.controllers),
             "EVERTRAIN_TOKEN": self._token,
             "EVERTRAIN_INCARNATION": str(incarnation),
             "EVERTRAIN_TIMING": _timing_json(config),
@@ -247,6 +265,8 @@ class Spawner:
         }
         if config.tls:
             environment |= config.tls.environment()
+        if self.host and not {GLOO_HOST, GLOO_INTERFACE} & self._environment.keys():
+            environment[GLOO_HOST] = self.host
         if config.checkpoint_dir:
             environment["EVERTRAIN_CHECKPOINT_DIR"] = config.checkpoint_dir
         error_file = self._outputs.error_file(rank)
@@ -254,7 +274,7 @@ class Spawner:
             environment["TORCHELASTIC_ERROR_FILE"] = error_file
         if config.virtual_local_rank:
             visible = [part for part in self._environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
-            environment["CUDA_VISIBLE_DEVICES"] = visible[rank] if rank < len(visible) else str(rank)
+            environment["CUDA_VISIBLE_DEVICES"] = visible[local] if local < len(visible) else str(local)
         return environment
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from evertrain.launch import report
 from evertrain.launch.config import STDERR, LaunchConfig
 from evertrain.launch.events import EventsFile
-from evertrain.launch.link import AgentLink
+from evertrain.launch.link import Uplink
 from evertrain.launch.output import Outputs
 from evertrain.launch.processes import Process, SpareProcess, Spawner, end_session
 from evertrain.launch.spares import Spares
@@ -26,6 +27,7 @@ INTERNAL_ERROR = 70
 _LAST_WORDS = 200
 _SWEEP_DELAY = 1.0
 """Looking for what a dead process left behind reads all of /proc; it must not delay a recovery."""
+_LINK_TIMEOUT = 10.0
 _SPARE_PATIENCE = 10.0
 """A spare is started after this many seconds even if the first step is not done: it may be a long one."""
 
@@ -44,7 +46,6 @@ class Supervisor:
         self._left_behind: set[int] = set()
         self._warm_ranks: set[int] = set()
         self._in_incident = False
-        self._restart_ordered = False
         self._training_since: float | None = None
         self._signal: int | None = None
         self._kill_at: float | None = None
@@ -52,7 +53,11 @@ class Supervisor:
         self._watcher = Watcher(
             self._loop, config.poll, on_dying=self._on_dying, on_stopped=self._on_stopped, on_ended=self._on_ended
         )
-        self._link: AgentLink | None = None
+        self._link: Uplink | None = None
+        self._told: dict[int, protocol.Observed] = {}
+        """The newest fault of each rank; a new controller has to be told again."""
+        self._left: set[int] = set()
+        """Ranks whose process ended with code 0."""
         self._spawner: Spawner | None = None
         self._spares: Spares | None = None
         self._handlers: dict[type[protocol.Message], Callable] = {
@@ -62,19 +67,26 @@ class Supervisor:
             protocol.End: self._on_end,
         }
 
-    async def run(self, address: tuple[str, int], token: str) -> int:
-        """Run the job of the controller at this address; returns the exit code of the launcher."""
+    async def run(self, addresses: list[str], token: str) -> int:
+        """Run the job of the controller at one of these addresses; returns the exit code of the launcher."""
         config = self._config
-        self._spawner = Spawner(config, self._outputs, address, token)
+        self._spawner = Spawner(config, self._outputs, token)
         self._spares = Spares(
             self._spawner, config.warm, watch=self._watch, on_ready=self._on_spare, say=self._outputs.say
         )
         try:
-            context = tls.client_context(config.tls) if config.tls else None
-            self._link = await AgentLink.open(
-                address, token, config.world_size, self._on_message, self._on_link_lost, tls=context
+            self._link = Uplink(
+                addresses,
+                lambda: self._hello(token),
+                on_message=self._on_message,
+                on_linked=self._on_linked,
+                on_lost=self._on_link_lost,
+                timing=config.timing,
+                tenacious=config.nnodes > 1,
+                tls=tls.client_context(config.tls) if config.tls else None,
             )
-            self._link.listen()
+            if not await self._linked(self._link):
+                return self._exit_code(self._end.result())
             stalls = StallWatcher(config.timing, self._processes, ping=self._ping, report=self._on_stall)
             chores = [asyncio.create_task(stalls.run()), asyncio.create_task(self._beat())]
             for chore in chores:
@@ -89,9 +101,24 @@ class Supervisor:
         finally:
             await self._end_processes()
             if self._link is not None:
-                self._link.close()
+                await self._link.close()
             self._watcher.close()
             self._spawner.close()
+
+    async def _linked(self, link: Uplink) -> bool:
+        """Wait for the first link. False if the end came first: a signal, while other nodes were still missing."""
+        several = self._config.nnodes > 1
+        if several:
+            self._outputs.say(f"node {self._config.node_rank} of {self._config.nnodes} looks for the controller")
+        opening = asyncio.create_task(link.open(self._config.node_wait if several else _LINK_TIMEOUT))
+        either: set[asyncio.Future[Any]] = {opening, self._end}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait({opening})
+            return False
+        opening.result()
+        return True
 
     def terminate(self, number: int) -> None:
         """A signal asks for the end of the job: first in order, the second time at once."""
@@ -107,8 +134,9 @@ class Supervisor:
         grace = self._config.timing.grace
         self._kill_at = time.monotonic() + grace
         self._outputs.say(f"{name}: ending the job within {grace:g} s; once more to end it at once")
-        if self._link is not None:
-            self._link.send(protocol.Terminate(reason=name, grace=grace))
+        if self._link is None or not self._link.linked_before:
+            return self._finish(128 + number, f"{name} before there was a controller")
+        self._link.send(protocol.Terminate(reason=name, grace=grace))
         # The controller keeps the time; this is for a controller that does not.
         self._loop.call_later(grace + 1.0, self._finish, 128 + number, f"{name}, and no answer from the controller")
 
@@ -123,10 +151,11 @@ class Supervisor:
         assert self._spawner and self._spares and self._link
         if self._end.done():
             return
-        if self._restart_ordered:
-            self._restart_ordered = False
-            self._spawner.begin_attempt(self._spawner.attempt + 1)
-            self._outputs.begin_attempt(self._spawner.attempt)
+        self._spawner.master = order.master
+        self._left.discard(order.rank)
+        if order.restart != self._spawner.attempt:
+            self._spawner.begin_attempt(order.restart)
+            self._outputs.begin_attempt(order.restart)
         if old := self._processes.get(order.rank):
             # The controller may have heard of its broken link first; it still wants to know the cause.
             self._watcher.look(old)
@@ -169,8 +198,6 @@ class Supervisor:
         event = record.get("event")
         if event == "fault":
             self._in_incident = True
-        elif event == "decision" and record.get("decision") == "restart":
-            self._restart_ordered = True
         elif event == "warning":
             self._outputs.say(f"warning: {record.get('detail') or record.get('message') or record}")
         elif event == "incident":
@@ -197,6 +224,43 @@ class Supervisor:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             self.fail(f"{type(error).__name__}: {error}")
+
+    def _hello(self, token: str) -> protocol.Hello:
+        assert self._spawner
+        config = self._config
+        living = {rank: process for rank, process in self._processes.items() if process.code is None}
+        return protocol.Hello(
+            version=protocol.VERSION,
+            token=token,
+            role="agent",
+            ranks=list(config.ranks),
+            world_size=config.world_size,
+            node=config.node_rank,
+            address=self._address(),
+            master_port=self._spawner.master_port if config.nnodes > 1 and config.node_rank == 0 else 0,
+            at=time.monotonic(),
+            incarnations={rank: process.incarnation for rank, process in living.items()},
+            booting=[rank for rank, process in living.items() if not process.board.steps_done],
+            left=sorted(self._left),
+        )
+
+    def _address(self) -> str:
+        config = self._config
+        if config.nnodes == 1:
+            return ""
+        return config.local_addr or (config.master_addr if config.node_rank == 0 else "")
+
+    def _on_linked(self, again: bool) -> None:
+        """A controller has accepted this agent. If it is not the first one, it has to hear again what is wrong."""
+        assert self._spawner and self._link
+        self._spawner.controllers = list(self._link.addresses)
+        if self._config.nnodes > 1:
+            self._spawner.host = self._address() or self._link.local_host
+        if again:
+            for rank, observed in self._told.items():
+                process = self._processes.get(rank)
+                if process is not None and process.reported and process.incarnation == observed.fault.incarnation:
+                    self._link.send(observed)
 
     # What the processes do.
 
@@ -252,6 +316,7 @@ class Supervisor:
         if isinstance(process, SpareProcess) and self._spares is not None:
             self._spares.lost(process)
         if self._is_current(process) and not process.reported and not process.doomed and self._link is not None:
+            self._left.add(process.rank)
             self._link.send(protocol.Ended(rank=process.rank, incarnation=process.incarnation))
         process.close()
         self._living.discard(process)
@@ -270,7 +335,10 @@ class Supervisor:
         if self._link is not None:
             # Before its first step a process may hold any state; the controller knows which one it gave it.
             knows = process is not None and process.board.steps_done > 0
-            self._link.send(protocol.Observed(fault=fault, step=process.board.step if process and knows else -1))
+            step = process.board.step if process and knows else -1
+            partial = fault.kind == "hccl" and self._config.nnodes > 1
+            self._told[fault.rank] = protocol.Observed(fault=fault, step=step, partial=partial)
+            self._link.send(self._told[fault.rank])
 
     def _ping(self, rank: int, number: int) -> None:
         if self._link is not None:
@@ -281,7 +349,7 @@ class Supervisor:
     async def _beat(self) -> None:
         assert self._link
         while True:
-            self._link.send(protocol.Beat())
+            self._link.beat()
             self._replenish_spares()
             await asyncio.sleep(self._config.timing.heartbeat)
 
@@ -289,7 +357,7 @@ class Supervisor:
         """A spare is of use only to a script that trains with us, and must not slow down a start or a recovery."""
         assert self._spares
         ranks = [process for process in self._processes.values() if process.code is None]
-        if self._in_incident or len(ranks) < self._config.world_size:
+        if self._in_incident or len(ranks) < self._config.local_size:
             return
         if any(rank.board.activity in (board.BOOT, board.FINISHED) for rank in ranks):
             return
@@ -305,6 +373,8 @@ class Supervisor:
         code = end.code
         if self._signal is not None and code in (130, 143):
             code = 128 + self._signal
+        elif code in (130, 143):
+            self._outputs.say(f"the job was ended on another node: {end.reason}")
         elif code != 0:
             self._outputs.say(f"the job has failed: {end.reason}" if code != 3 else f"gave up: {end.reason}")
             if end.cause:

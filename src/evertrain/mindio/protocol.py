@@ -549,6 +549,10 @@ class FrameWriter:
         return encode(self._serial, message)
 
 
+def replace(hello: Hello, **changes: Any) -> Hello:
+    return msgspec.structs.replace(hello, **changes)
+
+
 def refusal(hello: Message, token: str) -> str | None:
     """Why a link that opened with this message is not accepted, or None if it is."""
     if not isinstance(hello, Hello):

@@ -38,6 +38,10 @@ class Timing:
     """How long a new generation of process groups may take to connect."""
     repair: float
     """How long a repair may take on top of one second for each `REPAIR_BYTES_PER_SECOND` of state."""
+    silence: float
+    """How long an agent or a controller on another node may say nothing before the other side gives it up."""
+    takeover: float
+    """How long a rank or an agent that has lost its controller looks for another one before it gives up."""
     group: float
     """The timeout given to the collective library itself: a last resort, never the detector."""
     grace: float
@@ -57,6 +61,8 @@ class Timing:
             start=max(150 * bound, 120.0),
             rebuild=max(5 * bound, 5.0),
             repair=max(10 * bound, 10.0),
+            silence=max(5 * bound, 10.0),
+            takeover=max(15 * bound, 30.0),
             group=max(15 * bound, 30.0),
             grace=30.0,
         )
@@ -79,6 +85,8 @@ class Timing:
             ("bound", "data_stall", "a loader gets at least the patience of any other code"),
             ("bound", "busy_stall", "a computing rank gets at least the patience of a silent one"),
             ("bound", "first_step", "a first step gets at least the patience of any other step"),
+            ("heartbeat", "silence", "a healthy agent would count as lost between two heartbeats"),
+            ("silence", "takeover", "who waits for a silent controller's successor would give up before it is there"),
             ("rebuild", "group", "the collective library would give up before the controller does"),
         ):
             if getattr(self, shorter) > getattr(self, longer):

@@ -133,7 +133,6 @@ class Machine(Nodes):
             Ended: self._on_ended,
             Suspect: self._on_suspect,
             Terminate: self._on_terminate,
-            Spares: self._on_spares,
         }
 
     # What the shell asks.
@@ -153,6 +152,8 @@ class Machine(Nodes):
                     self._on_agent(node, hello)
                 case FromAgent(Observed() as observed, node):
                     self._on_observed(observed, node)
+                case FromAgent(Spares() as spares, node):
+                    self._on_spares(spares, node)
                 case FromAgent(message):
                     agent_handler = self._agent_handlers.get(type(message))
                     if agent_handler is not None:

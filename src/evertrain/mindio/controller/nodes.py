@@ -14,7 +14,7 @@ from evertrain.mindio.controller import policy
 from evertrain.mindio.controller.planned import Planned
 from evertrain.mindio.controller.roster import Member, Place
 from evertrain.mindio.controller.states import Closing, Dumping, Gathering, Idle, ToAgent
-from evertrain.mindio.protocol import Exit, Fault, Hello, Observed, Spawn
+from evertrain.mindio.protocol import Exit, Fault, Hello, Observed, Spares, Spawn
 from evertrain.mindio.timing import Timing
 
 WAIT, SHRINK, EXIT = NODE_LOSS = ("wait", "shrink", "exit")
@@ -44,6 +44,7 @@ class Nodes(Planned):
         self.node_wait = node_wait
         self._agents: set[int] = set()
         self._master = ""
+        self._node_spares: dict[int, int] = {}
         self._stuck: dict[int, tuple[int, int]] = {}
         """By node: (generation, step) at which all of its ranks were found waiting in a collective."""
 
@@ -112,16 +113,26 @@ class Nodes(Planned):
         self._list(fault, -1, lost=True)
         if isinstance(self.state, Closing | Dumping):
             return self._node_lost_while_closing(members)
-        decision = policy.node_lost(node, fault, situation, self.node_loss, self.node_wait)
+        remaining = self._remaining(node) if self.node_loss == SHRINK else 0
+        decision = policy.node_lost(fault, situation, self.node_loss, self.node_wait, remaining)
         self._decided(decision)
         self._forgive_consequences()
         if decision.strategy in (policy.RESTART, policy.EXIT):
             for member in members:
                 self._roster.move(member, Place.LOST)
             return self._give_up_on_processes(decision)
+        if decision.strategy == policy.ELASTIC:
+            self._aside.update(member.rank for member in members)
         for member in members:
             self._spawn(member)
         self._recover()
+
+    def _remaining(self, node: int) -> int:
+        """How many ranks can go on without this node; 0 if they have to wait for it."""
+        if not self._trained or not self._can_share:
+            return 0
+        remaining = self.world_size - len(self._aside | set(self.ranks_of(node)))
+        return remaining if remaining >= max(self.elastic, 1) else 0
 
     def _node_lost_while_closing(self, members: Iterable[Member]) -> None:
         for member in members:
@@ -156,18 +167,26 @@ class Nodes(Planned):
 
     def _spawn(self, member: Member) -> None:
         self._stuck.clear()
+        node = self.node_of(member.rank)
+        self._node_spares[node] = max(self._node_spares.get(node, 0) - 1, 0)
         super()._spawn(member)
+
+    def _on_spares(self, spares: Spares, node: int = 0) -> None:
+        self._node_spares[node] = spares.ready
+
+    def _has_replacement(self, rank: int) -> bool:
+        self._spares = self._node_spares.get(self.node_of(rank), 0)
+        return super()._has_replacement(rank)
 
     def _order_process(self, member: Member) -> None:
         node = self.node_of(member.rank)
         member.awaits_node = node not in self._agents and self.nnodes > 1
         if member.awaits_node:
-            self._roster.expire(member, self._now + self.node_wait)
+            aside = member.rank in self._aside
+            self._roster.expire(member, None if aside else self._now + self.node_wait)
             return
-        order = Spawn(
-            rank=member.rank, incarnation=member.incarnation, restart=self.restarts, master=self._master
-        )
-        self._actions.append(ToAgent(order, node))
+        order = Spawn(rank=member.rank, incarnation=member.incarnation, restart=self.restarts, master=self._master)
+        self._actions.append(ToAgent(order))
 
     def _of_node(self, node: int) -> list[Member]:
         return [self._roster[rank] for rank in self.ranks_of(node)]

@@ -136,12 +136,14 @@ def in_background(fault: Fault, history: History) -> Decision:
     return Decision(ELASTIC, f"{who} failed {failed} times before it could join ({describe(fault)}); go on without it")
 
 
-def node_lost(node: int, fault: Fault, situation: Situation, mode: str, patience: float) -> Decision:
-    """The agent of a node is gone, and with it all processes of the node."""
+def node_lost(fault: Fault, situation: Situation, mode: str, patience: float, remaining: int) -> Decision:
+    """The agent of a node is gone, and with it all processes of the node. `remaining` ranks may go on without it."""
     if mode == "exit":
         return Decision(EXIT, f"{fault.detail}; a lost node ends the job (--ft-node-loss exit)")
     if situation.released or not situation.protected:
         return fallback(fault.detail, situation)
+    if remaining:
+        return Decision(ELASTIC, f"{fault.detail}; {remaining} of {situation.world_size} ranks go on meanwhile")
     return Decision(RECOVER_IN_PLACE, f"{fault.detail}; wait up to {patience:g} s for it to come back")
 
 

@@ -1,12 +1,12 @@
 """The controller's shell: TCP links around the pure machine.
 
-Every link belongs to a rank or to the agent. What arrives becomes an event for the machine, what the machine returns is
-sent at once, and a timer brings its deadlines back as ticks. The loop does nothing else, so an order leaves in the same
-moment in which the event that caused it was read.
+Every link belongs to a rank or to a node's agent. What arrives becomes an event for the machine, what the machine
+returns is sent at once, and a timer brings its deadlines back as ticks. The loop does nothing else, so an order leaves
+in the same moment in which the event that caused it was read.
 
-A link that says something unreadable, or nothing, is closed; the job does not notice unless it was a rank's or the
+A link that says something unreadable, or nothing, is closed; the job does not notice unless it was a rank's or an
 agent's. The token is never logged. With certificates every link is TLS; who comes without, or with the wrong ones, is
-told so and refused.
+told so and refused. Times that another host has measured are translated here (`clocks`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable
 import msgspec
 
 from evertrain.mindio import protocol
+from evertrain.mindio.controller.clocks import Clocks
 from evertrain.mindio.controller.machine import (
     Action,
     AgentLost,
@@ -58,9 +59,6 @@ log = logging.getLogger(__name__)
 
 MAX_BACKLOG = 4 * protocol.MAX_FRAME
 """Bytes that may wait for a peer that does not read before its link is given up."""
-AGENT_PATIENCE = 5
-"""A silent agent is given up after this many bounds: its end costs the whole job, and a broken link shows at once."""
-LEAST_PATIENCE = 10.0
 
 
 class Link(asyncio.Protocol):
@@ -116,9 +114,15 @@ class Link(asyncio.Protocol):
     def name(self) -> str:
         if self.hello is None:
             return self._peer
-        if self.hello.role == "control":
-            return "a control"
-        return "the agent" if self.hello.role == "agent" else f"rank {self.hello.rank}"
+        match self.hello.role:
+            case "rank":
+                return f"rank {self.hello.rank}"
+            case "agent":
+                return f"the agent of node {self.hello.node}" if self.hello.node else "the agent"
+            case "control":
+                return "a control"
+            case role:
+                return f"the {role}"
 
     # asyncio.Protocol
 
@@ -235,13 +239,14 @@ class Server:
         """Processes that are to take a rank's place later."""
         self._controls: dict[int, Link] = {}
         self._numbers = itertools.count(1)
-        self._agent: Link | None = None
-        self._agent_heard = 0.0
+        self._agents: dict[int, Link] = {}
+        self._heard: dict[int, float] = {}
+        self._clocks = Clocks()
         self._store = GenerationStore()
         self._store.open(PRELUDE)
         self._listener: asyncio.Server | None = None
         self._tick: asyncio.TimerHandle | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._watches: dict[int, asyncio.TimerHandle] = {}
         self._over: asyncio.Future[tuple[int, str]] | None = None
 
     async def start(self) -> None:
@@ -262,10 +267,11 @@ class Server:
 
     async def close(self, patience: float = 1.0) -> None:
         """Let the last messages out and close every link."""
-        for timer in (self._tick, self._watch):
+        for timer in (self._tick, *self._watches.values()):
             if timer is not None:
                 timer.cancel()
-        self._tick = self._watch = None
+        self._tick = None
+        self._watches.clear()
         if self._listener is not None:
             self._listener.close()
         links = list(self.links)
@@ -286,11 +292,11 @@ class Server:
         if self.machine.ended is not None:
             return "the job is over"
         if message.role == "agent":
-            if self._agent is not None:
-                return "the job has an agent already"
-            if message.world_size not in (0, self.machine.world_size):
-                return f"the agent starts {message.world_size} ranks, the job has {self.machine.world_size}"
-            return None
+            if message.node in self._agents:
+                if self.machine.nnodes == 1:
+                    return "the job has an agent already"
+                return f"node {message.node} has an agent already; each node needs a --node-rank of its own"
+            return self.machine.agent_refusal(message)
         if message.role == "control":
             return None
         reason = self.machine.refusal(message.rank, message.incarnation)
@@ -302,11 +308,12 @@ class Server:
 
     def introduced(self, link: Link, hello: Hello) -> None:
         if hello.role == "agent":
-            self._agent = link
+            self._agents[hello.node] = link
             link.send(Welcome())
-            self._agent_heard = self._clock()
-            self._watch_agent()
-            self._feed(FromAgent(hello))
+            self._heard[hello.node] = self._clock()
+            self._clocks.sample(hello.node, hello.at, self._clock())
+            self._watch_agent(hello.node)
+            self._feed(FromAgent(hello, hello.node))
             return
         if hello.role == "control":
             link.number = next(self._numbers)
@@ -325,26 +332,38 @@ class Server:
     def received(self, link: Link, message: Message) -> None:
         hello = link.hello
         assert hello is not None
-        if link is self._agent:
-            self._agent_heard = self._clock()
-            if not isinstance(message, protocol.Beat):
-                self._feed(FromAgent(message))
+        if hello.role == "agent":
+            if self._agents.get(hello.node) is link:
+                self._from_agent(link, hello.node, message)
         elif hello.role == "control":
             self._feed(FromControl(link.number, message))
         elif isinstance(message, StoreSet | StoreGet | StoreAdd):
             if self._link_of(hello.rank, hello.incarnation) is link:
                 self._store.handle(message, link.send)
         else:
+            if isinstance(message, protocol.Out):
+                message = self._clocks.out(self.machine.node_of(hello.rank), message)
             self._feed(FromRank(hello.rank, hello.incarnation, message))
+
+    def _from_agent(self, link: Link, node: int, message: Message) -> None:
+        self._heard[node] = self._clock()
+        if isinstance(message, protocol.Beat):
+            self._clocks.sample(node, message.at, self._clock())
+            link.send(protocol.Beat())
+        else:
+            if isinstance(message, protocol.Observed):
+                message = self._clocks.observed(node, message)
+            self._feed(FromAgent(message, node))
 
     def lost(self, link: Link) -> None:
         self.links.discard(link)
         hello = link.hello
         if hello is None:
             return
-        if link is self._agent:
-            self._agent = None
-            self._feed(AgentLost())
+        if hello.role == "agent":
+            if self._agents.get(hello.node) is link:
+                self._forget_agent(hello.node)
+                self._feed(AgentLost(node=hello.node))
         elif hello.role == "control":
             self._controls.pop(link.number, None)
         elif hello.role == "rank":
@@ -386,8 +405,11 @@ class Server:
                 case ToAgent(order):
                     if isinstance(order, protocol.Promote) and order.rank in self._prepared:
                         self._ranks[order.rank] = self._prepared.pop(order.rank)
-                    if self._agent is not None:
-                        self._agent.send(order)
+                    # What concerns one rank is for the agent of its node.
+                    concerned = getattr(order, "rank", None)
+                    for node, agent in self._agents.items():
+                        if concerned is None or self.machine.node_of(concerned) == node:
+                            agent.send(order)
                 case OpenGeneration(prefix):
                     self._store.open(prefix)
                 case CloseGeneration(prefix):
@@ -400,20 +422,26 @@ class Server:
                 return link
         return None
 
-    def _watch_agent(self, warned: bool = False) -> None:
+    def _watch_agent(self, node: int, warned: bool = False) -> None:
         """A frozen agent keeps its link. The second look is for the case that this very loop was the frozen one."""
-        if self._agent is None or self.machine.ended is not None:
+        if node not in self._agents or self.machine.ended is not None:
             return
         bound = self.machine.timing.bound
-        patience = max(AGENT_PATIENCE * bound, LEAST_PATIENCE)
-        silent = self._clock() - self._agent_heard
+        patience = self.machine.timing.silence
+        silent = self._clock() - self._heard[node]
         loop = asyncio.get_running_loop()
         if silent < patience:
-            self._watch = loop.call_later(patience - silent, self._watch_agent)
+            self._watches[node] = loop.call_later(patience - silent, self._watch_agent, node)
         elif not warned:
-            self._watch = loop.call_later(min(bound, 1.0), self._watch_agent, True)
+            self._watches[node] = loop.call_later(min(bound, 1.0), self._watch_agent, node, True)
         else:
-            self._feed(AgentLost(f"the agent has been silent for {silent:.1f} s"))
+            self._feed(AgentLost(f"the agent has been silent for {silent:.1f} s", node))
+            self._forget_agent(node).close()
+
+    def _forget_agent(self, node: int) -> Link:
+        if (watch := self._watches.pop(node, None)) is not None:
+            watch.cancel()
+        return self._agents.pop(node)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,9 +11,6 @@ from evertrain.mindio.protocol import Message
 # --- events and actions ----------------------------------------------------------------------------------------------
 
 
-ALL_NODES = -1
-
-
 @dataclass(frozen=True, slots=True)
 class FromRank:
     rank: int
@@ -66,8 +63,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class ToAgent:
+    """To the agent of the node that the message's rank is on, or to all agents if it names no rank."""
+
     message: Message
-    node: int = ALL_NODES
 
 
 @dataclass(frozen=True, slots=True)
