@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from evertrain.torch import backends, groups, prelude
-from evertrain.torch.default_group import install_default
+from evertrain.torch.lasting import keeper
 from teams import Member, team
 
 
@@ -35,10 +36,10 @@ class Link:
         raise NotImplementedError
 
 
-def start_script(me: Member, first: bool, script: str) -> Any:
+def start_script(me: Member, first: bool, script: str, link: str = "link") -> Any:
     """The beginning of a script, up to its first line of training."""
     undo = prelude.patch_init_process_group(
-        me.rank, me.size, lambda: Link(f"{me.directory}/link"), first, timeout=30.0
+        me.rank, me.size, lambda: Link(f"{me.directory}/{link}"), first, timeout=30.0
     )
     try:
         dist.init_process_group("gloo")
@@ -83,12 +84,17 @@ def disagree(me: Member) -> str:
     return "agreed"
 
 
-def make_a_group(me: Member) -> str:
-    try:
-        dist.new_group([0, 1, 2])
-    except Exception as error:
-        return str(error)
-    return "made"
+def make_groups(me: Member) -> list[float]:
+    """Groups of the script's own, each with notes of its own."""
+    seen = []
+    for ranks in ([0, 1], [1, 2]):
+        group = dist.new_group(ranks)
+        if me.rank in ranks:
+            dist.all_reduce(x := torch.tensor([1.0 + me.rank]), group=group)
+            seen.append(x.item())
+    mesh = init_device_mesh("cpu", (me.size,))
+    dist.all_reduce(x := torch.tensor([10.0 + me.rank]), group=mesh.get_group())
+    return [*seen, x.item()]
 
 
 def wrong_arguments(me: Member) -> str:
@@ -104,9 +110,20 @@ def wrong_arguments(me: Member) -> str:
 
 def hand_over(me: Member) -> list[float]:
     """Training begins: its group takes the place of the one before it."""
-    group = groups.build(5, me.rank, me.size, me.store(5), backends.pick("cpu"), 30.0, threading.Event())
-    install_default(group)
+
+    def build(name: str, ranks: list[int]) -> groups.GuardedGroup:
+        store = dist.PrefixStore(f"{name}/", me.store(5))
+        index = ranks.index(me.rank)
+        return groups.build(5, index, len(ranks), store, backends.pick("cpu"), 30.0, threading.Event())
+
+    mine = dist.new_group([1, 2])
+    before = dist.group.WORLD
+    keeper.begin(me.rank, [0, 1, 2], build("main", [0, 1, 2]), build)
+    keeper.go()
+    assert dist.group.WORLD is before
     dist.all_reduce(x := torch.ones(1))
+    if me.rank:
+        dist.all_reduce(x, group=mine)
     return x.tolist()
 
 
@@ -127,9 +144,11 @@ def test_a_replacement_sees_what_its_predecessor_saw(tmp_path: Path) -> None:
             assert seen == {**first[rank], "weights": float(rank)}
         (text,) = ranks.call(start_script, False, "disagree", ranks=[2])
         assert "number 1 before training was broadcast" in text and "is barrier here" in text
-        (text,) = ranks.call(start_script, False, "make_a_group", ranks=[2])
-        assert "Make groups inside the training function" in text
+        groups_made = ranks.call(start_script, True, "make_groups", "other")
+        assert groups_made == [[3.0, 33.0], [3.0, 5.0, 33.0], [5.0, 33.0]]
+        for rank in (1, 2):
+            assert ranks.call(start_script, False, "make_groups", "other", ranks=[rank]) == [groups_made[rank]]
         (text,) = ranks.call(wrong_arguments, ranks=[0])
         assert "world_size=4" in text
-        assert ranks.call(start_script, False, "hand_over") == [[3.0]] * 3
+        assert ranks.call(start_script, False, "hand_over") == [[3.0], [6.0], [6.0]]
         assert [ranks.finish(rank) for rank in range(3)] == [0, 0, 0]

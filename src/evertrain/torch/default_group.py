@@ -22,7 +22,8 @@ _SUBGROUP_TIMEOUT = 1800.0
 
 _WORLD = ("default_pg", "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg",
           "pg_coalesce_state", "group_count")  # fmt: skip
-_MODULE = ("_world", "_update_default_pg", "_register_process_group", "_unregister_all_process_groups")
+_MODULE = ("_world", "_update_default_pg", "_register_process_group", "_unregister_process_group",
+           "_unregister_all_process_groups")  # fmt: skip
 _GROUP = ("_set_default_backend", "_register_backend", "_set_group_name", "allreduce", "broadcast", "send", "recv")
 _GLOO = ("_Options", "create_device")
 

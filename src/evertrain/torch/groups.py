@@ -38,6 +38,47 @@ _SLICE = timedelta(milliseconds=10)
 _LOOK = 0.005
 """Seconds between two looks at the cancellation while a group is built and gloo connects to its peers."""
 
+OPERATIONS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "allgather",
+    "_allgather_base",
+    "all_gather_single",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
+)
+"""What a process group can do, under every name that torch has had for it."""
+_NO_SLICES = frozenset(
+    {
+        "reduce_scatter",
+        "_reduce_scatter_base",
+        "reduce_scatter_single",
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_single_coalesced",
+        "send",
+        "recv",
+        "recv_anysource",
+    }
+)
+"""Operations whose wait has no way out: a thread waits for them."""
+
 
 class Cancellation(Protocol):
     """What a `threading.Event` offers."""
@@ -214,33 +255,6 @@ class GuardedGroup(dist.ProcessGroup):
             self.on_broken(text)
         raise Interrupted(f"a collective of generation {self.generation} broke: {text}") from error
 
-    # The operations, under every name that torch has had for them.
-
-    allreduce = _guarded("allreduce")
-    allreduce_coalesced = _guarded("allreduce_coalesced")
-    broadcast = _guarded("broadcast")
-    allgather = _guarded("allgather")
-    _allgather_base = _guarded("_allgather_base")
-    all_gather_single = _guarded("all_gather_single")
-    allgather_coalesced = _guarded("allgather_coalesced")
-    allgather_into_tensor_coalesced = _guarded("allgather_into_tensor_coalesced")
-    all_gather_single_coalesced = _guarded("all_gather_single_coalesced")
-    gather = _guarded("gather")
-    scatter = _guarded("scatter")
-    reduce = _guarded("reduce")
-    reduce_scatter = _guarded("reduce_scatter", in_thread=True)
-    _reduce_scatter_base = _guarded("_reduce_scatter_base", in_thread=True)
-    reduce_scatter_single = _guarded("reduce_scatter_single", in_thread=True)
-    reduce_scatter_tensor_coalesced = _guarded("reduce_scatter_tensor_coalesced", in_thread=True)
-    reduce_scatter_single_coalesced = _guarded("reduce_scatter_single_coalesced", in_thread=True)
-    alltoall = _guarded("alltoall")
-    alltoall_base = _guarded("alltoall_base")
-    all_to_all_single = _guarded("all_to_all_single")
-    barrier = _guarded("barrier")
-    send = _guarded("send", in_thread=True)
-    recv = _guarded("recv", in_thread=True)
-    recv_anysource = _guarded("recv_anysource", in_thread=True)
-
     # What torch asks a process group about itself.
 
     def size(self) -> int:
@@ -276,6 +290,10 @@ class GuardedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """A script's `destroy_process_group()`. The group stays: the rank may still have to send its state."""
+
+
+for _name in OPERATIONS:
+    setattr(GuardedGroup, _name, _guarded(_name, in_thread=_name in _NO_SLICES))
 
 
 def build(
@@ -316,9 +334,16 @@ class _Construction:
     def result(self, cancelled: Cancellation) -> RawGroup:
         # A cancelled link ends the builder's waits in the store by itself, and with them this one; the looks are for
         # the time in which gloo connects.
-        while not self._done.wait(_LOOK):
-            if cancelled.is_set():
-                break
+        try:
+            while not self._done.wait(_LOOK):
+                if cancelled.is_set():
+                    break
+        except BaseException:  # an interrupt: a script makes a group in its training function
+            with self._lock:
+                raw, self._abandoned = self._raw, True
+            if raw is not None:
+                self._discard(raw)
+            raise
         with self._lock:
             raw = self._raw
             self._abandoned = raw is None or cancelled.is_set()

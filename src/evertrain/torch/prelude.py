@@ -10,7 +10,8 @@ rank and the number of the operation. A replacement reads its predecessor's resu
 before training sees the same values in every incarnation. Results above `LIMIT` are not noted, and the replacement
 keeps what it has: that is the broadcast of a whole model, and the repair brings the weights anyway.
 
-The group is exchanged for that of a generation when training begins (`default_group.install_default`).
+The same holds for groups that the script makes with `dist.new_group` or a device mesh. They are `lasting` groups, which
+mean the groups of a generation when training begins.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed import device_mesh
 
 from evertrain.mindio.protocol import PRELUDE
 from evertrain.torch import groups
 from evertrain.torch.backends import Backend, Gloo, pick
-from evertrain.torch.default_group import default_installed, install_default
+from evertrain.torch.default_group import default_installed
+from evertrain.torch.lasting import WORLD, keeper
 from evertrain.torch.store import LinkStore, StoreLink
 
 LIMIT = 1024 * 1024
@@ -78,12 +81,15 @@ def _operation(name: str) -> Callable[..., PreludeWork]:
 
 
 class Prelude(dist.ProcessGroup):
-    """The default process group before training. Without an inner group it replays."""
+    """A process group before training. Without an inner group it replays. `notes` is where this member's notes are."""
 
-    def __init__(self, rank: int, size: int, link: StoreLink, inner: groups.GuardedGroup | None) -> None:
+    def __init__(
+        self, rank: int, size: int, link: StoreLink, inner: groups.GuardedGroup | None, notes: str = ""
+    ) -> None:
         super().__init__(rank, size)
         self._rank, self._size = rank, size
         self._link = link
+        self._notes = notes or f"{PREFIX}{rank}/"
         self._inner = inner
         self._count = 0
         # Held here: torch's C++ side does not keep the Python part of a store alive.
@@ -92,7 +98,7 @@ class Prelude(dist.ProcessGroup):
 
     def _start(self, name: str, args: tuple, options: dict[str, Any]) -> PreludeWork:
         number, self._count = self._count, self._count + 1
-        key = f"{PREFIX}{self._rank}/{number}"
+        key = f"{self._notes}{number}"
         # Every operation but a send and a barrier has its results in its first argument.
         first = next(iter((*args, *options.values())), None)
         results = [] if name in ("send", "barrier") else list(_flatten(first))
@@ -131,31 +137,6 @@ class Prelude(dist.ProcessGroup):
         if self._inner is not None:
             self._inner.stop()
 
-    allreduce = _operation("allreduce")
-    allreduce_coalesced = _operation("allreduce_coalesced")
-    broadcast = _operation("broadcast")
-    allgather = _operation("allgather")
-    _allgather_base = _operation("_allgather_base")
-    all_gather_single = _operation("all_gather_single")
-    allgather_coalesced = _operation("allgather_coalesced")
-    allgather_into_tensor_coalesced = _operation("allgather_into_tensor_coalesced")
-    all_gather_single_coalesced = _operation("all_gather_single_coalesced")
-    gather = _operation("gather")
-    scatter = _operation("scatter")
-    reduce = _operation("reduce")
-    reduce_scatter = _operation("reduce_scatter")
-    _reduce_scatter_base = _operation("_reduce_scatter_base")
-    reduce_scatter_single = _operation("reduce_scatter_single")
-    reduce_scatter_tensor_coalesced = _operation("reduce_scatter_tensor_coalesced")
-    reduce_scatter_single_coalesced = _operation("reduce_scatter_single_coalesced")
-    alltoall = _operation("alltoall")
-    alltoall_base = _operation("alltoall_base")
-    all_to_all_single = _operation("all_to_all_single")
-    barrier = _operation("barrier")
-    send = _operation("send")
-    recv = _operation("recv")
-    recv_anysource = _operation("recv_anysource")
-
     def size(self) -> int:
         return self._size
 
@@ -184,6 +165,10 @@ class Prelude(dist.ProcessGroup):
         self.retire()
 
 
+for _name in groups.OPERATIONS:
+    setattr(Prelude, _name, _operation(_name))
+
+
 class _NoStore(dist.Store):
     """What a replacement meets its peers in before training: nobody is there."""
 
@@ -203,8 +188,8 @@ class _NoStore(dist.Store):
 
     def _refuse(self) -> None:
         raise PreludeError(
-            "a process group can't be made before training in a process that replaces another: its peers are in the "
-            "middle of their training. Make groups inside the training function"
+            "the store of before training can't be used in a process that replaces another: its peers are in the "
+            "middle of their training"
         )
 
 
@@ -238,20 +223,25 @@ def patch_init_process_group(
             if given not in (-1, actual):
                 raise ValueError(f"init_process_group got {name}={given}, but this process was launched with {actual}")
         link = connect()
-        inner = None
-        if first:
-            chosen = _backend_named(backend)
-            inner = groups.build(
-                0, own_rank, size, LinkStore(link, f"{PREFIX}group/", patience), chosen, patience, never
-            )
-        install_default(Prelude(own_rank, size, link, inner))
+        chosen = _backend_named(backend)
+
+        def build(name: str, ranks: list[int]) -> Prelude:
+            index, inner = ranks.index(own_rank), None
+            if first:
+                store = LinkStore(link, f"{PREFIX}group/{name}/", patience)
+                inner = groups.build(0, index, len(ranks), store, chosen, patience, never)
+            return Prelude(index, len(ranks), link, inner, f"{PREFIX}{own_rank}/{'' if name == WORLD else name + '/'}")
+
+        keeper.open(own_rank, size, build)
 
     own_rank, patience, never = rank, timeout, cancelled or threading.Event()
-    for module in (c10d, dist):
+    # A device mesh calls it by a name of its own.
+    modules = (c10d, dist, device_mesh)
+    for module in modules:
         module.init_process_group = init_process_group
 
     def undo() -> None:
-        for module in (c10d, dist):
+        for module in modules:
             module.init_process_group = original
 
     return undo

@@ -26,10 +26,10 @@ from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
 from evertrain.mindio.timing import Timing
 from evertrain.torch import backends, codec, groups, repair
 from evertrain.torch.checkpoint import CheckpointError, Checkpoints
-from evertrain.torch.default_group import install_default, uninstall_default
 from evertrain.torch.errors import UsageError
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
+from evertrain.torch.lasting import keeper
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import StateError, TrainingState
 from evertrain.torch.store import LinkStore
@@ -80,10 +80,8 @@ class Session:
 
     def stop_now(self) -> None:
         self._cancel.set()
-        group = self._group
         self._interrupter.request()
-        if group is not None:
-            group.stop()
+        keeper.stop()
 
     # Called by the training loop.
 
@@ -259,27 +257,25 @@ class Session:
     def _join(self, join: protocol.Join) -> None:
         self._abandon_group()
         self._generation, self._members = join.generation, join.members
-        store = LinkStore(self._processor, join.prefix, self._timing.group)
         try:
-            group = groups.build(
-                join.generation,
-                join.members.index(self.rank),
-                len(join.members),
-                store,
-                self._backend,
-                timeout=self._timing.group,
-                cancelled=self._cancel,
-                on_broken=self._on_broken,
-                on_wait=self._on_wait,
+            group = self._build(join, "", join.members)
+            keeper.begin(
+                self.rank,
+                join.members,
+                group,
+                lambda name, ranks: self._build(join, f"groups/{name}/", ranks),
+                self._on_wait,
             )
         except (Interrupted, StoreCancelled):
+            keeper.leave()
             return  # a Stop is on its way, or it was the cause
         except Exception as error:
+            keeper.leave()
             self._processor.send(protocol.Joined(generation=join.generation, error=f"{type(error).__name__}: {error}"))
             return
         self._group = group
         if self._cancel.is_set():
-            group.stop()
+            keeper.stop()
         digests = {}
         if join.need_digest:
             for name, part in self._state.parts.items():
@@ -292,6 +288,20 @@ class Session:
         if self._held.get(part) != step and self._state.switch(part, step):
             self._held[part] = step
         return self._held.get(part) == step
+
+    def _build(self, join: protocol.Join, place: str, members: list[int]) -> groups.GuardedGroup:
+        """Build one group of a generation; `place` keeps it apart from the others in the generation's store."""
+        return groups.build(
+            join.generation,
+            members.index(self.rank),
+            len(members),
+            LinkStore(self._processor, join.prefix + place, self._timing.group),
+            self._backend,
+            timeout=self._timing.group,
+            cancelled=self._cancel,
+            on_broken=self._on_broken,
+            on_wait=self._on_wait,
+        )
 
     def _repair(self, message: protocol.Repair) -> None:
         if message.generation != self._generation or self._group is None:
@@ -355,7 +365,7 @@ class Session:
     def _go(self) -> None:
         assert self._group is not None
         self._reducer.attach(self._group)
-        install_default(self._group)
+        keeper.go()
         self._fresh, self._resume_due = False, True
         self._state.forget_other_copies()
         self._broken = ""
@@ -382,8 +392,7 @@ class Session:
     def _abandon_group(self) -> None:
         if self._group is not None:
             self._reducer.attach(None)
-            uninstall_default()
-            self._group.stop()
+            keeper.leave()
             self._group = None
 
     def _on_broken(self, error: str) -> None:
