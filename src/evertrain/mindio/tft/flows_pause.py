@@ -1,0 +1,155 @@
+"""Halting at a common step without aborting anything: pause and continue, and the exchange of processes there."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from evertrain.mindio.tft import flows_common as do
+from evertrain.mindio.tft.flows_common import Failed, NewFault
+from evertrain.mindio.tft.messages import AnyMessage, Continue, Pause, RebuildGroup
+from evertrain.mindio.tft.numbers import ReportCode, TrainState
+from evertrain.mindio.tft.requests import Act, Flow, Outcome, Over, Signal, Wait
+
+if TYPE_CHECKING:
+    from evertrain.mindio.tft.machine import Machine
+
+log = logging.getLogger(__name__)
+
+
+def _pause_all(m: Machine, hot_switch: bool) -> Flow:
+    """Have every rank halt after the step that follows the newest one. True if all do."""
+    yield from do.collect(m, m.roster.active)
+    ranks = m.roster.active
+    step = m.roster.newest_step(ranks) + 1
+    m.repair_step = step
+
+    def order(sn: int, _: int) -> AnyMessage:
+        return Pause(sn=sn, step=step, hot_switch=hot_switch)
+
+    outcome: Outcome = yield Act(ranks, order, m.settings.action_limit)
+    if not outcome.ok:
+        log.error("not all ranks could be paused: %s", outcome.why())
+    return outcome.ok
+
+
+def pause(m: Machine, wish: Signal) -> Flow:
+    """Returns True if a recovery has to follow."""
+    m.state = "PAUSE"
+    m.pause_limit = wish.limit
+    if not (yield from _pause_all(m, hot_switch=False)):
+        yield from do.tell(m, "report_stop_complete", int(ReportCode.EXIT_ONLY), "pause failed", {})
+        raise Over("not all ranks could be paused")
+    yield from do.tell(m, "report_stop_complete", int(ReportCode.SUCCESS), "pause complete", {})
+    word = yield Wait(lambda: "fault" if m.roster.news and not m.has_signal("stop") else _decision(m), wish.limit)
+    if isinstance(word, Signal) and word.kind == "stop":
+        m.signals.appendleft(word)
+        return True
+    if word == "fault":
+        m.roster.take_faults()
+        yield from do.result(m, ReportCode.FAILED, "a fault during the pause", "continue")
+        return True
+    if word is None:
+        # The platform is told, and may begin a recovery. If it stays silent, training goes on: nothing may hang.
+        yield from do.result(m, ReportCode.FAILED, "the pause took too long", "continue")
+        word = yield Wait(lambda: "fault" if m.roster.news else _decision(m), m.settings.platform_limit)
+        if word == "fault" or (isinstance(word, Signal) and word.kind == "stop"):
+            if isinstance(word, Signal):
+                m.signals.appendleft(word)
+            return True
+    if isinstance(word, Signal) and word.text != "continue":
+        raise Over(f"expected to continue, got {word.text or word.kind!r}")
+    outcome: Outcome = yield Act(m.roster.active, lambda sn, _: Continue(sn=sn), m.settings.action_limit)
+    if not outcome.ok:
+        yield from do.result(m, ReportCode.EXIT_ONLY, "continue failed", "continue")
+        raise Over(f"not all ranks could continue: {outcome.why()}")
+    yield from do.tell(m, "report_result", int(ReportCode.SUCCESS), do.REPAIR_OK, {}, "continue")
+    return False
+
+
+def _decision(m: Machine) -> Signal | None:
+    return m.pop_signal(("stop", "strategy", "invalid"))
+
+
+# --- hot switch ------------------------------------------------------------------------------------------------------
+
+
+def prepare(m: Machine, wish: Signal) -> None:
+    """New processes for these ranks may register beside the running ones."""
+    cancel(m)
+    m.hot = {rank for rank in wish.faults if m.known(rank)}
+    m.repair_id += 1
+
+
+def cancel(m: Machine) -> None:
+    for shadow in m.shadows.values():
+        if shadow.link is not None:
+            m.close(shadow.link, "the switch was cancelled")
+    m.shadows.clear()
+    m.hot.clear()
+
+
+def prepared(m: Machine) -> bool:
+    ready = TrainState.PREREPAIR_FINISH
+    return bool(m.hot) and all(r in m.shadows and m.shadows[r].status.run_status == ready for r in m.hot)
+
+
+def switch(m: Machine) -> Flow:
+    """Exchange the prepared processes for the old ones between two steps."""
+    m.state = "STEP_FINISH"
+    paused = yield from _pause_all(m, hot_switch=True)
+    if paused:
+        finished = m.until_all(m.roster.active, lambda rank: _finished(m, rank))
+        paused = yield Wait(lambda: False if m.roster.news else finished(), m.settings.action_limit)
+    yield from do.strategies(m, ["migration"] if paused else ["exit"])
+    if m.settings.platform:
+        word = yield Wait(lambda: _decision(m), max(m.answer_limit, m.settings.platform_limit))
+        migrate = paused and word is not None and word.kind == "strategy" and word.text == "migration"
+    else:
+        migrate = bool(paused)
+    if not migrate or not prepared(m):
+        raise Over("the switch to the new processes failed")
+    try:
+        yield from _migrate(m)
+    except (Failed, NewFault) as error:
+        yield from do.result(m, ReportCode.FAILED, str(error), "migration")
+        word = (
+            yield Wait(lambda: _decision(m), m.settings.platform_limit) if m.settings.platform else Wait(lambda: True)
+        )
+        if not m.settings.platform or (isinstance(word, Signal) and word.text == "dump"):
+            yield from do.dump(m)
+        raise Over(f"the switch to the new processes failed: {error}") from None
+
+
+def _finished(m: Machine, rank: int) -> bool:
+    status = m.roster.members[rank].status
+    return status.run_status == TrainState.STEP_FINISH and status.step >= m.repair_step
+
+
+def _migrate(m: Machine) -> Flow:
+    m.state = "MIGRATION"
+    roster, switched = m.roster, sorted(m.hot)
+    for rank in switched:
+        old, new = roster.members[rank], m.shadows[rank]
+        new.groups, new.arf, new.uce, new.zit = old.groups, old.arf, old.uce, old.zit
+        new.data_parallel = old.data_parallel
+        if old.link is not None:
+            m.close(old.link, "another process has taken this rank")
+        roster.grace.pop(rank, None)
+        roster.members[rank] = new
+        roster.faulty.discard(rank)
+        roster.hear(new, m.now)
+        roster.judge(new)
+        roster.news.discard(rank)
+        m.standbys.missing.add(rank)
+    m.shadows.clear()
+    m.hot.clear()
+    repair_id, ranks = m.repair_id, roster.active
+
+    def rebuild(sn: int, _: int) -> AnyMessage:
+        return RebuildGroup(sn=sn, repair_id=repair_id, fault_ranks=switched)
+
+    yield from do.act(m, ranks, rebuild)
+    yield from do.repair(m, do.plan_repair(m, distrust=False))
+    yield from do.rollback(m, ranks)
+    yield from do.go_on(m, "migration", ranks)

@@ -1,0 +1,382 @@
+"""The controller of the callback interface, without clock and socket.
+
+`handle(event, now)` takes what happened and returns what is to be sent; `deadline` says when a `Tick` is due. Inside,
+one flow leads: a generator that reads like the script of a recovery (see the `flows_` modules) and asks for orders to
+be carried out, for the platform to be told something, or for a condition to come true. Here is what drives it, and
+what happens whatever the flow is at: links, registrations, signs of life.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from evertrain.mindio.tft import admission, flows
+from evertrain.mindio.tft.members import Member, Roster
+from evertrain.mindio.tft.messages import (
+    AnyMessage,
+    Bye,
+    DpReport,
+    Heartbeat,
+    Hello,
+    InitReport,
+    Register,
+    Reply,
+    StandbyUp,
+)
+from evertrain.mindio.tft.requests import (
+    CONVERSATION,
+    Act,
+    Action,
+    CallPlatform,
+    Close,
+    Event,
+    Flow,
+    FromLink,
+    LinkLost,
+    Outcome,
+    Over,
+    PlatformDone,
+    Send,
+    Signal,
+    Tell,
+    Wait,
+)
+from evertrain.mindio.tft.settings import EPOCH_REPAIRS, EPOCH_SERIALS, Settings
+from evertrain.mindio.tft.standbys import Standbys
+
+log = logging.getLogger(__name__)
+
+_NOT_YET = object()
+
+
+class Machine:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.roster = Roster(settings.world_size)
+        self.state = "STANDBY" if settings.passive else "INIT"
+        self.active = not settings.passive
+        self.ended: str | None = None
+        """Why the controller has stopped leading; None while it leads."""
+        self.epoch = settings.epoch
+        self.repair_id = settings.epoch * EPOCH_REPAIRS
+        self.repair_step = 0
+        self.unconfirmed: tuple[int, str] | None = None
+        """The step that some rank has to get beyond, and the strategy that has then succeeded."""
+        self.proof = False
+        self.signals: deque[Signal] = deque()
+        self.offered: list[str] = []
+        self.pause_limit = 0.0
+        self.answer_limit = 0.0
+        """How long the platform said that its next strategy may take."""
+        self.hot: set[int] = set()
+        """Ranks for which a second process is being prepared."""
+        self.shadows: dict[int, Member] = {}
+        self.stopped: set[int] = set()
+        self.cleaned: set[int] = set()
+        self.touched = -1
+        """The rank that the event at hand is about."""
+        self.now = 0.0
+        self.links: dict[int, Member] = {}
+        """Links that have registered."""
+        self.hellos: dict[int, Hello] = {}
+        self.knocks = admission.Knocks(settings)
+        self.standbys = Standbys(settings)
+        self._sn = settings.epoch * EPOCH_SERIALS
+        self._act_sn = 0
+        self._calls = itertools.count(1)
+        self._out: list[Action] = []
+        self._request: Act | Tell | Wait | None = None
+        self._until: float | None = None
+        self._outcome = Outcome()
+        self._pending: set[int] = set()
+        self._orders: dict[int, AnyMessage] = {}
+        self._call = 0
+        self._called: Any = _NOT_YET
+        self._running = False
+        self._flow: Flow | None = None
+        if self.active:
+            self._start(flows.lead(self))
+
+    # --- the outside
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        self.now = now
+        self.touched = -1
+        match event:
+            case FromLink(link, message):
+                self._receive(link, message)
+            case LinkLost(link):
+                self._unlink(link)
+            case Signal():
+                self._signal(event)
+            case PlatformDone(call, ok):
+                if call == self._call:
+                    self._called = ok
+        self._expire()
+        self.run()
+        out, self._out = self._out, []
+        return out
+
+    @property
+    def deadline(self) -> float | None:
+        times = [self._until] if self._until is not None else []
+        if self.ended is None:
+            # All graces are of one length, so the first one that began is the first one that ends.
+            times.extend(itertools.islice(self.roster.grace.values(), 1))
+            times.extend(self.knocks.deadlines())
+            if self.roster.heard and self.active:
+                times.append(next(iter(self.roster.heard.values())) + self.settings.silence)
+        return min(times, default=None)
+
+    def known(self, rank: int) -> bool:
+        return rank in self.roster.members
+
+    @property
+    def linked(self) -> int:
+        return len(self.links)
+
+    def leave(self) -> list[Action]:
+        """The controller is destroyed: the processes neither reconnect nor go elsewhere."""
+        self.ended = self.ended or "destroyed"
+        flows.say_destroyed(self)
+        out, self._out = self._out, []
+        return out
+
+    # --- for the flows
+
+    def send(self, links: Sequence[int], message: AnyMessage) -> None:
+        if links:
+            self._out.append(Send(links, message))
+
+    def close(self, link: int, why: str) -> None:
+        self._out.append(Close(link, why))
+        self.hellos.pop(link, None)
+        self.links.pop(link, None)
+
+    def next_sn(self) -> int:
+        self._sn += 1
+        return self._sn
+
+    def pop_signal(self, kinds: Iterable[str]) -> Signal | None:
+        """The oldest signal of one of these kinds."""
+        for place, signal in enumerate(self.signals):
+            if signal.kind in kinds:
+                del self.signals[place]
+                return signal
+        return None
+
+    def has_signal(self, kind: str) -> bool:
+        return any(signal.kind == kind for signal in self.signals)
+
+    def forget_conversation(self) -> None:
+        """What the platform said before it could know what it is about to be told."""
+        self.signals = deque(signal for signal in self.signals if signal.kind not in CONVERSATION)
+
+    def until_all(self, ranks: Iterable[int], fits: Callable[[int], bool]) -> Callable[[], bool | None]:
+        """A check for `Wait` that looks only at the rank about which there is something new."""
+        pending = {rank for rank in ranks if not fits(rank)}
+
+        def check() -> bool | None:
+            if self.touched in pending and fits(self.touched):
+                pending.discard(self.touched)
+            return True if not pending else None
+
+        return check
+
+    # --- links and what comes over them
+
+    def _receive(self, link: int, message: AnyMessage) -> None:
+        if isinstance(message, Hello):
+            return admission.hello(self, link, message)
+        if isinstance(message, Register):
+            return admission.register(self, link, message)
+        member = self.links.get(link)
+        if member is None or member.link != link:
+            return
+        shadow = self.shadows.get(member.rank) is member
+        self.touched = member.rank
+        if not shadow:
+            self.roster.hear(member, self.now)
+        match message:
+            case Heartbeat(status=status):
+                self._status(member, status, shadow)
+            case Reply() if not shadow:
+                self._reply(member, message)
+            case InitReport():
+                self.roster.report(member, message)
+                self.standbys.stale = True
+            case DpReport():
+                self.roster.report_dp(member, message)
+            case StandbyUp(ip=ip, port=port):
+                self.standbys.up(member.rank, ip or member.ip, port)
+            case Bye():
+                member.left = True
+                self.roster.judge(member)
+                self._drop_pending(member.rank)
+
+    def _status(self, member: Member, status: Any, shadow: bool) -> None:
+        if shadow:
+            member.status = status
+            return
+        self.roster.update(member, status)
+        if self.unconfirmed is not None and not member.fresh and member.status.step > self.unconfirmed[0]:
+            self.proof = True
+
+    def _reply(self, member: Member, reply: Reply) -> None:
+        act = self._request
+        if isinstance(act, Act) and reply.sn == self._act_sn and member.rank in self._pending:
+            self._pending.discard(member.rank)
+            self._outcome.replies[member.rank] = reply
+        self._status(member, reply.status, False)
+
+    def _unlink(self, link: int) -> None:
+        self.knocks.lost(link)
+        self.hellos.pop(link, None)
+        member = self.links.pop(link, None)
+        if member is None or member.link != link:
+            return
+        member.link = None
+        self.touched = member.rank
+        if self.shadows.get(member.rank) is member:
+            del self.shadows[member.rank]
+        elif self.ended is None and not member.left and not member.offline:
+            self.roster.grace[member.rank] = self.now + self.settings.grace
+
+    def declare_lost(self, member: Member) -> None:
+        log.warning("rank %d is lost", member.rank)
+        self.roster.lose(member)
+        self._drop_pending(member.rank)
+
+    def _drop_pending(self, rank: int) -> None:
+        if rank in self._pending:
+            self._pending.discard(rank)
+            self._outcome.silent.add(rank)
+
+    def resend(self, member: Member) -> None:
+        """The order under way may have been lost with the old link; a processor that has it answers again."""
+        if member.rank in self._pending and member.link is not None:
+            self.send([member.link], self._orders[member.rank])
+
+    def _expire(self) -> None:
+        grace = self.roster.grace
+        while grace and next(iter(grace.values())) <= self.now:
+            self.declare_lost(self.roster.members[next(iter(grace))])
+        for link in self.knocks.expired(self.now):
+            admission.send_away(self, link)
+        if not self.active or self.ended is not None:
+            return
+        while self.roster.heard:
+            rank, heard = next(iter(self.roster.heard.items()))
+            if heard + self.settings.silence > self.now:
+                break
+            log.warning("rank %d has been silent for %.1f s", rank, self.now - heard)
+            self.declare_lost(self.roster.members[rank])
+
+    # --- the platform
+
+    def _signal(self, signal: Signal) -> None:
+        for rank, kind in signal.faults.items():
+            if signal.kind in ("stop", "global") and self.known(rank):
+                if self.roster.told.get(rank) != 1:
+                    self.roster.told[rank] = kind
+                if self.roster.errors.get(rank) != 1 and rank not in self.roster.isolated:
+                    self.roster.news.add(rank)
+        self.signals.append(signal)
+
+    # --- the flow
+
+    def takeover(self) -> None:
+        """Half of the ranks have come to this standby: it leads from now on."""
+        log.warning("this standby takes over the control of the job")
+        self.active = True
+        self._start(flows.take_over(self))
+
+    def _start(self, flow: Flow) -> None:
+        self._flow, self._request, self._until = flow, None, None
+
+    def run(self) -> None:
+        """Let the flow go as far as it can."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._flow is not None:
+                result = self._result()
+                if result is _NOT_YET:
+                    return
+                try:
+                    request = self._flow.send(result)
+                except (StopIteration, Over) as end:
+                    self._flow, self._request, self._until = None, None, None
+                    self.ended = self.ended or str(end) or "over"
+                    return
+                self._begin(request)
+        finally:
+            self._running = False
+
+    def _result(self) -> Any:
+        late = self._until is not None and self.now >= self._until
+        match self._request:
+            case None:
+                return None
+            case Act(blame=blame):
+                if late:
+                    for rank in self._pending:
+                        member = self.roster.members[rank]
+                        member.mute = member.mute or blame
+                        self.roster.judge(member)
+                    self._outcome.silent |= self._pending
+                    self._pending.clear()
+                if not self._pending:
+                    self._orders = {}
+                    return self._outcome
+            case Tell():
+                if self._called is not _NOT_YET:
+                    return self._called
+                if late:
+                    return False
+            case Wait(check):
+                result = check()
+                if result is not None or late:
+                    return result
+        return _NOT_YET
+
+    def _begin(self, request: Act | Tell | Wait) -> None:
+        self._request = request
+        limit: float | None
+        match request:
+            case Act(limit=limit):
+                self._begin_act(request)
+            case Tell(name, args):
+                limit = self.settings.action_limit
+                self._called = _NOT_YET
+                if self.settings.platform:
+                    self._call = next(self._calls)
+                    self._out.append(CallPlatform(self._call, name, args))
+                else:
+                    self._called = True
+            case Wait(limit=limit):
+                pass
+        self._until = None if limit is None else self.now + limit
+
+    def _begin_act(self, act: Act) -> None:
+        sn = self._act_sn = self.next_sn()
+        self._outcome = Outcome()
+        members = self.roster.members
+        reachable = [rank for rank in act.ranks if members[rank].link is not None or rank in self.roster.grace]
+        self._outcome.silent = set(act.ranks) - set(reachable)
+        self._pending = set(reachable)
+        links = {rank: link for rank in reachable if (link := members[rank].link) is not None}
+        if act.same:
+            if reachable:
+                order = act.make(sn, reachable[0])
+                self._orders = dict.fromkeys(reachable, order)
+                self.send(list(links.values()), order)
+        else:
+            self._orders = {rank: act.make(sn, rank) for rank in reachable}
+            for rank, link in links.items():
+                self.send([link], self._orders[rank])

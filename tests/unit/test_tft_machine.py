@@ -1,0 +1,308 @@
+"""The flows of the controller with scripted ranks: which orders go to whom, and what the platform is told."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tft_job import PLATFORM_FAST, Job
+
+from evertrain.mindio.tft import messages as w
+from evertrain.mindio.tft.numbers import DataStatus, RepairType, Result, TrainState
+from evertrain.mindio.tft.requests import Signal
+
+OK = (0, "Mindio do repair operation ok")
+HIGH, LOW = TrainState.UCE_HIGH, TrainState.UCE_LOW
+
+
+def choosing(strategy: str, **more: list[Signal]) -> dict[str, list[Signal]]:
+    return PLATFORM_FAST | {"report_strategies": [Signal("strategy", text=strategy)]} | more
+
+
+# --- repair in place -------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_error_is_repaired_in_place() -> None:
+    job = Job()
+    job.beat(3, npu_status=HIGH)
+    assert job.counts() == {"DeviceStop": 4, "DeviceClean": 4, "Repair": 2, "Rollback": 4, "NotifyNormal": 4}
+    assert job.units() == {
+        1: (RepairType.RT_SEND.value, [(1, 3)]),
+        3: (RepairType.RT_UCE_HIGHLEVEL.value, [(1, 3)]),
+    }
+    assert job.order(3, w.Repair).rank_list == [1, 3]
+    assert job.order(0, w.Rollback).step == 5
+    assert job.machine.state == "NORMAL" and job.machine.repair_id == 1
+
+
+def test_the_order_of_a_repair() -> None:
+    job = Job()
+    job.beat(2, npu_status=HIGH)
+    seen = list(dict.fromkeys(type(message).__name__ for _, message in job.sent))
+    assert seen == ["Collect", "Prelock", "DeviceStop", "DeviceClean", "Repair", "Rollback", "NotifyNormal"]
+
+
+def test_the_step_is_the_newest_of_the_healthy_ranks() -> None:
+    job = Job()
+    job.beat(0, step=6)
+    job.processes[3].change(step=7)
+    job.beat(3, npu_status=HIGH)
+    assert job.order(1, w.Prelock).step == 6
+    assert 3 not in job.ranks(w.Prelock)
+    assert job.order(1, w.Rollback).step == 6
+
+
+def test_a_memory_error_outside_of_the_state_needs_no_repair() -> None:
+    job = Job()
+
+    def clean(process: object, order: w.DeviceClean) -> w.Reply:
+        return w.Reply(sn=order.sn, result=0, status=job.processes[3].change(npu_status=LOW))
+
+    job.processes[3].answers["DeviceClean"] = clean
+    job.beat(3, npu_status=HIGH)
+    assert job.counts() == {"DeviceStop": 4, "DeviceClean": 4, "Rollback": 4, "NotifyNormal": 4}
+
+
+def test_a_memory_error_outside_of_the_state_of_a_rank_that_is_behind_does() -> None:
+    job = Job()
+    job.beat_all(step=6)
+
+    def clean(process: object, order: w.DeviceClean) -> w.Reply:
+        return w.Reply(sn=order.sn, result=0, status=job.processes[3].change(npu_status=LOW))
+
+    job.processes[3].answers["DeviceClean"] = clean
+    job.beat(3, npu_status=HIGH, step=5)
+    assert job.units()[3] == (RepairType.RT_RECV_REPAIR.value, [(1, 3)])
+
+
+def test_a_broken_network_needs_no_repair() -> None:
+    job = Job(uce=False)
+    job.beat(1, npu_status=TrainState.HCCL_FAILED)
+    assert job.counts() == {"DeviceStop": 4, "DeviceClean": 4, "Rollback": 4, "NotifyNormal": 4}
+
+
+def test_a_network_that_broke_for_all() -> None:
+    job = Job(uce=False)
+    for process in job.processes.values():
+        process.change(npu_status=TrainState.HCCL_FAILED)
+    job.beat(0)
+    assert job.counts() == {"DeviceStop": 4, "DeviceClean": 4, "Rollback": 4, "NotifyNormal": 4}
+
+
+def test_beside_a_memory_error_a_broken_network_makes_a_bad_rank() -> None:
+    job = Job()
+    job.processes[1].change(npu_status=TrainState.HCCL_FAILED)
+    job.beat(0, npu_status=HIGH)
+    assert job.units()[1] == (RepairType.RT_RECV_REPAIR.value, [(3, 1)])
+    assert job.units()[0] == (RepairType.RT_UCE_HIGHLEVEL.value, [(2, 0)])
+
+
+def test_without_replicas_everybody_loads() -> None:
+    job = Job(copies=1)
+
+    def normal(process: object, order: w.NotifyNormal) -> w.Reply:
+        return w.Reply(sn=order.sn, result=0, status=job.processes[0].change(step=3), load_step=3)
+
+    job.processes[0].answers["NotifyNormal"] = normal
+    job.beat(2, npu_status=HIGH)
+    kinds = [units[0] for _, units in sorted(job.units().items())]
+    load, rebuild = RepairType.RT_LOAD_CKPT.value, RepairType.RT_LOAD_REBUILD.value
+    assert kinds == [load, load, rebuild, load]
+    assert job.machine.unconfirmed == (3, "retry")
+
+
+@pytest.mark.parametrize("state", [TrainState.UCE_CORRUPTED, TrainState.PRECISION_ERROR])
+def test_when_the_state_is_not_trusted_everybody_loads(state: TrainState) -> None:
+    job = Job()
+    job.beat(1, npu_status=state)
+    kinds = [units[0] for _, units in sorted(job.units().items())]
+    corrupted = state is TrainState.UCE_CORRUPTED
+    load, rebuild = RepairType.RT_LOAD_CKPT.value, RepairType.RT_LOAD_REBUILD.value
+    assert kinds == [load, rebuild if corrupted else load, load, load]
+
+
+def test_a_wrong_result_on_all_ranks() -> None:
+    job = Job()
+    for process in job.processes.values():
+        process.change(npu_status=TrainState.PRECISION_ERROR)
+    job.beat(0)
+    assert {units[0] for units in job.units().values()} == {RepairType.RT_LOAD_CKPT.value}
+    assert job.machine.state == "NORMAL"
+
+
+def test_a_rank_that_ran_ahead_moves_the_lock() -> None:
+    job = Job()
+    job.processes[2].status = w.Status(step=6)
+    job.processes[2].answers["Collect"] = lambda p, o: w.Reply(sn=o.sn, result=0, status=w.Status(step=5))
+    job.beat(3, npu_status=HIGH)
+    assert [m.step for rank, m in job.sent if rank == 0 and isinstance(m, w.Prelock)] == [5, 6]
+    assert job.order(0, w.Rollback).step == 6
+
+
+def test_a_lock_that_takes_too_long_ends_the_job() -> None:
+    job = Job()
+    job.processes[2].answers["Prelock"] = Result.TIMEOUT
+    job.beat(3, npu_status=HIGH)
+    assert job.counts() == {"Exit": 4}
+    assert job.machine.ended is not None
+
+
+def test_in_mindspore_mode_nobody_loads() -> None:
+    job = Job(world=2, copies=2, mindspore=True)
+    for process in job.processes.values():
+        process.change(npu_status=HIGH)
+    job.beat(0)
+    assert job.counts() == {"Exit": 2}
+
+
+def test_a_recovery_begins_anew_when_another_rank_fails_meanwhile() -> None:
+    job = Job(world=6, copies=3)
+
+    def fail(process: object, order: w.Repair) -> w.Reply:
+        job.processes[0].change(npu_status=HIGH)
+        del job.processes[0].answers["Repair"]
+        return w.Reply(sn=order.sn, result=1, status=job.processes[0].status)
+
+    job.processes[0].answers["Repair"] = fail
+    job.beat(4, npu_status=HIGH)  # the next holder of its shard is rank 0
+    assert job.machine.state == "NORMAL" and job.machine.repair_id == 2
+    counts = job.counts()
+    assert counts["DeviceStop"] == counts["DeviceClean"] == 6, "who is stopped is not stopped again"
+    assert job.units()[0] == (RepairType.RT_UCE_HIGHLEVEL.value, [(2, 0)])
+    assert job.units()[4] == (RepairType.RT_UCE_HIGHLEVEL.value, [(2, 4)])
+
+
+def test_a_target_whose_repair_was_cut_short_is_no_source() -> None:
+    """A load that was begun spoils the state of every rank: the second attempt has to load as well."""
+    job = Job(copies=1)
+    first = job.processes[2]
+
+    def fail(process: object, order: w.Repair) -> w.Reply:
+        del first.answers["Repair"]
+        first.change(npu_status=HIGH)
+        return w.Reply(sn=order.sn, result=1, status=first.status)
+
+    first.answers["Repair"] = fail
+    job.beat(3, npu_status=TrainState.UCE_HIGH)
+    assert job.ranks(w.Repair) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert job.machine.state == "NORMAL"
+
+
+# --- the dying gasp --------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_process_without_a_platform_is_answered_by_a_checkpoint() -> None:
+    job = Job()
+    job.kill(3)
+    assert job.counts() == {"SaveCheckpoint": 2, "Rename": 1, "Exit": 3}
+    assert job.ranks(w.SaveCheckpoint) == [0, 1] and job.ranks(w.Rename) == [1]
+    assert job.order(0, w.SaveCheckpoint).groups == [w.SaveGroup(kind=0, ranks=[0, 1])]
+    assert job.order(1, w.SaveCheckpoint).step == job.order(1, w.Rename).step == 5
+
+
+def test_with_whole_copies_one_rank_of_each_group_saves() -> None:
+    job = Job(kinds=[[[0, 2], [1, 3]]], mindspore=True)
+    job.kill(1)
+    assert job.order(0, w.SaveCheckpoint).groups == [w.SaveGroup(kind=0, ranks=[0])]
+    assert job.order(3, w.SaveCheckpoint).groups == [w.SaveGroup(kind=0, ranks=[3])]
+    assert job.ranks(w.SaveCheckpoint) == [0, 3] and job.ranks(w.Rename) == [3]
+
+
+def test_a_silent_process_is_lost() -> None:
+    job = Job()
+    job.processes[2].answers |= {"Collect": None}
+    while job.machine.ended is None and job.now < 20:
+        for rank in (0, 1, 3):
+            job.beat(rank)
+        job.wait(1.0)
+    assert 8 <= job.now <= 14
+    assert job.ranks(w.SaveCheckpoint) == [0, 1]
+
+
+def test_a_process_that_reconnects_in_time_is_not_lost() -> None:
+    job = Job()
+    job.kill(2, notice=False)
+    job.wait(0.2)
+    assert job.start(2, replaces=False, status=w.Status(step=5)).registered == w.Registered(result=0)
+    job.idle(3)
+    assert job.counts() == {} and job.machine.repair_id == 0
+
+
+def test_an_order_that_got_lost_with_a_link_is_sent_again() -> None:
+    job = Job()
+    job.processes[2].answers["DeviceStop"] = None
+    job.beat(3, npu_status=HIGH)
+    job.kill(2, notice=False)
+    job.start(2, replaces=False, status=w.Status(step=5))
+    assert job.machine.state == "NORMAL"
+    stops = [m.sn for rank, m in job.sent if rank == 2 and isinstance(m, w.DeviceStop)]
+    assert len(stops) == 2 and len(set(stops)) == 1
+
+
+def test_no_checkpoint_without_a_whole_copy() -> None:
+    job = Job(copies=1)
+    job.kill(3)
+    assert job.counts() == {"Exit": 3}
+
+
+def test_no_checkpoint_when_the_state_is_not_trusted() -> None:
+    job = Job(uce=False)
+    job.beat(2, npu_status=TrainState.PRECISION_ERROR)
+    assert job.counts() == {"Exit": 4}
+
+
+def test_a_half_updated_copy_is_not_saved() -> None:
+    job = Job()
+    job.processes[1].answers["Prelock"] = lambda p, o: w.Reply(
+        sn=o.sn, result=0, status=w.Status(step=5, data_status=DataStatus.UPDATING)
+    )
+    job.kill(2)
+    assert job.ranks(w.SaveCheckpoint) == [0, 3]
+
+
+def test_a_checkpoint_that_was_asked_for() -> None:
+    job = Job()
+    job.signal("dump")
+    assert job.counts() == {"SaveCheckpoint": 2, "Rename": 1, "Exit": 4}
+
+
+def test_a_checkpoint_asked_for_by_the_platform_is_reported_without_a_conversation() -> None:
+    job = Job(platform={})
+    job.signal("dump")
+    assert job.calls == [("report_result", (0, "do dump success", {}, "dump"))]
+
+
+def test_the_variant_with_a_stride_saves_the_additional_copy() -> None:
+    job = Job(world=6, copies=2, shift=2, x1=True)
+    job.processes[3].change(run_status=TrainState.ABNORMAL)
+    job.beat(1, run_status=TrainState.ABNORMAL)
+    assert job.ranks(w.SaveCheckpoint) == [4, 5]
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_are_done_are_not_missed() -> None:
+    job = Job()
+    for rank in range(4):
+        process = job.processes[rank]
+        job.feed(job_bye(process.link))
+        job.kill(rank)
+    assert job.counts() == {} and job.machine.ended is None
+
+
+def test_a_loss_after_others_have_finished_is_the_end() -> None:
+    job = Job()
+    job.feed(job_bye(job.processes[0].link))
+    job.kill(3)
+    assert job.counts() == {"Exit": 3}
+
+
+def test_the_last_word_of_the_controller() -> None:
+    job = Job()
+    for action in job.machine.leave():
+        assert isinstance(action.message, w.Destroyed) and len(action.links) == 4  # type: ignore[union-attr]
+
+
+def job_bye(link: int) -> object:
+    from evertrain.mindio.tft.requests import FromLink
+
+    return FromLink(link, w.Bye())
