@@ -69,10 +69,10 @@ def hello(machine: Machine, link: int, message: Hello) -> None:
         return machine.close(link, reason)
     machine.hellos[link] = message
     if machine.active:
-        return machine.send([link], Welcome())
+        return machine.send([link], Welcome(instance=machine.settings.instance))
     if machine.knocks.come(link, message.rank, machine.now):
         machine.takeover()
-        machine.send(machine.knocks.all(), Welcome())
+        machine.send(machine.knocks.all(), Welcome(instance=machine.settings.instance))
 
 
 def send_away(machine: Machine, link: int) -> None:
@@ -83,7 +83,9 @@ def send_away(machine: Machine, link: int) -> None:
 def register(machine: Machine, link: int, message: Register) -> None:
     """Take a process in. What it is told decides whether it takes itself for a replacement."""
     greeting = machine.hellos.get(link)
-    if greeting is None or link in machine.links or not machine.active:
+    if link in machine.links:
+        return answer(machine, link, Result.OK)
+    if greeting is None or not machine.active:
         return machine.close(link, "a registration was not expected")
     rank = greeting.rank
     if rank >= machine.settings.world_size:
@@ -91,8 +93,6 @@ def register(machine: Machine, link: int, message: Register) -> None:
     machine.touched = rank
     roster = machine.roster
     member = roster.members.get(rank)
-    if member is not None and member.link is not None and member.link == link:
-        return answer(machine, link, Result.OK)
     if message.replaces and rank in machine.hot and member is not None and not member.lost:
         return _shadow(machine, link, rank, greeting.ip)
     if member is None:

@@ -21,7 +21,7 @@ from evertrain.mindio.tft.messages import (
     SaveCheckpoint,
     SaveGroup,
 )
-from evertrain.mindio.tft.numbers import ControllerRepairType, FaultType, RepairType, ReportCode, Result
+from evertrain.mindio.tft.numbers import ControllerRepairType, FaultType, RepairType, ReportCode, Result, TrainState
 from evertrain.mindio.tft.replicas import Copy
 from evertrain.mindio.tft.requests import CONVERSATION, Act, Flow, Outcome, Over, Signal, Tell, Wait
 
@@ -80,8 +80,14 @@ def strategies(m: Machine, offered: list[str]) -> Flow:
 
 def collect(m: Machine, ranks: Iterable[int]) -> Flow:
     """Learn how every rank is. Ranks at which something else went wrong at the same time say so here."""
-    targets = [rank for rank in ranks if not m.roster.members[rank].fresh and not m.roster.members[rank].offline]
-    targets = [rank for rank in targets if m.roster.members[rank].link is not None or rank in m.roster.grace]
+
+    def worth_asking(rank: int) -> bool:
+        member = m.roster.members[rank]
+        if member.fresh or member.offline or member.status.run_status == TrainState.ABNORMAL:
+            return False
+        return member.link is not None or rank in m.roster.grace
+
+    targets = [rank for rank in ranks if worth_asking(rank)]
     outcome: Outcome = yield Act(targets, lambda sn, _: Collect(sn=sn), m.settings.collect_limit)
     return outcome
 

@@ -14,6 +14,8 @@ class Settings:
     """Times in seconds. Every wait of the controller is one of these at most."""
 
     world_size: int
+    instance: str = ""
+    """Names this controller among all that ever led the job."""
     rank: int = 0
     """The rank in whose process the controller lives; -1 for the platform's own process."""
     local_copy: bool = False
