@@ -15,7 +15,6 @@ import os
 import random
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -89,14 +88,6 @@ class SampleLog:
 
     def load_state_dict(self, state: dict) -> None:
         self.batches, self.digest, self.seen = state["batches"], state["digest"], state["seen"].clone()
-
-
-def of_all_ranks(ids: torch.Tensor) -> torch.Tensor:
-    if not dist.is_initialized():
-        return ids.unsqueeze(0)
-    gathered = [torch.empty_like(ids) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, ids)
-    return torch.stack(gathered)
 
 
 def fingerprint(*states: object) -> str:
@@ -176,7 +167,7 @@ def main() -> None:
                 scaler.scale(loss / args.accumulate).backward()
                 ids.append(batch["index"])
                 mean_loss += loss.item() / args.accumulate
-            consumed = of_all_ranks(torch.stack(ids).to(device)).cpu()  # collectives belong before the update
+            consumed = training.gather(torch.stack(ids).to(device))  # a collective: before the update
             scaler.unscale_(optimizer)
             if args.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), args.clip)
@@ -184,7 +175,9 @@ def main() -> None:
             scaler.update()
             scheduler.step()
             optimizer.zero_grad()
-            log.append(step, consumed)
+            if consumed is None:
+                continue  # a rank is missing and this one does its work: the step is not complete yet
+            log.append(step, consumed.cpu())
             if training.rank == 0 and args.log_every and (step + 1) % args.log_every == 0:
                 print(f"step {step + 1}/{args.steps}  loss {mean_loss:.4f}", flush=True)
 

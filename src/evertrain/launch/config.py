@@ -44,6 +44,8 @@ class LaunchConfig:
     warm: int
     warm_imports: tuple[str, ...]
     park: bool
+    elastic: int
+    """With how few ranks the job may go on; 0 if it waits for all."""
     checkpoint_dir: str | None
     events: str | None
     poll: float
@@ -150,6 +152,7 @@ def build(
         warm=0 if values["no_python"] and not values["run_path"] else values["warm"],
         warm_imports=tuple(values["warm_import"]),
         park=values["park"],
+        elastic=_elastic(values["elastic"], world_size),
         checkpoint_dir=os.path.abspath(checkpoint_dir) if checkpoint_dir else None,
         events=_events(values["events"]) if not print_config else values["events"],
         poll=values["poll"] or (0.002 if local_size <= MANY_PROCESSES else 0.005),
@@ -172,6 +175,12 @@ def build(
         sources=sources,
         print_config=print_config,
     )
+
+
+def _elastic(least: int, world_size: int) -> int:
+    if least > world_size:
+        raise ConfigError(f"--ft-elastic {least}: the job has only {world_size} ranks")
+    return least
 
 
 def _refuse_unsupported(values: dict[str, Any]) -> None:

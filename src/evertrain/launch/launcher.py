@@ -81,6 +81,7 @@ async def _controller(config: LaunchConfig, token: str) -> Server:
         nnodes=config.nnodes,
         node_loss=config.node_loss,
         node_wait=config.node_wait,
+        elastic=config.elastic,
     )
     host, port = ("127.0.0.1", 0) if config.nnodes == 1 else (config.master_addr, config.master_port)
     context = tls.server_context(config.tls) if config.tls else None

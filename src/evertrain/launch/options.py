@@ -123,6 +123,12 @@ OPTIONS: tuple[Option, ...] = (
         "the model, but what the script does before it asks is done once more",
     ),
     own(
+        "elastic", RECOVERY, convert=int, default=0, check=_not_negative, metavar="MIN",
+        help="if a rank is lost and no warm spare is ready, go on with the others while its replacement starts, as "
+        "long as MIN ranks are there; they share the data of the missing one, and it joins again when it is ready "
+        "(default 0: wait for the replacement)",
+    ),
+    own(
         "checkpoint_dir", RECOVERY, metavar="DIR",
         help="directory of the checkpoints, handed to the script as EVERTRAIN_CHECKPOINT_DIR",
     ),

@@ -40,6 +40,8 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, Process] = {}
         """The current process of each rank."""
+        self._prepared: dict[int, Process] = {}
+        """Processes that are to take a rank's place."""
         self._living: set[Process] = set()
         """Everything that has to be reaped: ranks, their predecessors, spares."""
         self._nobody_lives = asyncio.Event()
@@ -63,6 +65,8 @@ class Supervisor:
         self._handlers: dict[type[protocol.Message], Callable] = {
             protocol.Spawn: self._on_spawn,
             protocol.Kill: self._on_kill,
+            protocol.Prepare: self._on_prepare,
+            protocol.Promote: self._on_promote,
             protocol.Incident: self._on_incident,
             protocol.End: self._on_end,
         }
@@ -161,22 +165,47 @@ class Supervisor:
             self._watcher.look(old)
             old.kill()
             del self._processes[order.rank]
+        if (process := self._start(order)) is not None:
+            self._processes[order.rank] = process
+
+    def _start(self, order: protocol.Spawn | protocol.Prepare) -> Process | None:
+        assert self._spawner and self._link
         try:
             process = self._promoted(order) or self._spawner.cold(order.rank, order.incarnation)
         except OSError as error:
             detail = f"its process could not be started: {error}"
             fault = protocol.Fault(kind="start", rank=order.rank, incarnation=order.incarnation, detail=detail)
             self._tell_fault(fault)
-            return
-        self._processes[order.rank] = process
+            return None
         (self._warm_ranks.add if process.warm else self._warm_ranks.discard)(order.rank)
         if not process.warm:
             self._watch(process)
         self._link.send(
             protocol.Started(rank=order.rank, incarnation=order.incarnation, pid=process.pid, warm=process.warm)
         )
+        self._tell_spares()
+        return process
 
-    def _promoted(self, order: protocol.Spawn) -> Process | None:
+    def _on_prepare(self, order: protocol.Prepare) -> None:
+        if not self._end.done() and (process := self._start(order)) is not None:
+            self._prepared[order.rank] = process
+
+    def _on_promote(self, order: protocol.Promote) -> None:
+        process = self._prepared.get(order.rank)
+        if process is None or process.incarnation != order.incarnation:
+            return
+        del self._prepared[order.rank]
+        old, self._processes[order.rank] = self._processes.get(order.rank), process
+        if old is not None and old.code is None:
+            # It was told to leave; whoever is stopped or stuck will not.
+            old.doomed = True
+            self._loop.call_later(self._config.timing.stop, old.kill)
+
+    def _tell_spares(self) -> None:
+        if self._link is not None and self._spares is not None:
+            self._link.send(protocol.Spares(ready=self._spares.ready))
+
+    def _promoted(self, order: protocol.Spawn | protocol.Prepare) -> Process | None:
         assert self._spawner and self._spares
         while (spare := self._spares.take()) is not None:
             try:
@@ -188,9 +217,11 @@ class Supervisor:
         return None
 
     def _on_kill(self, order: protocol.Kill) -> None:
-        process = self._processes.get(order.rank)
-        if process is not None and process.incarnation == order.incarnation:
-            process.kill()
+        for processes in (self._processes, self._prepared):
+            process = processes.get(order.rank)
+            if process is not None and process.incarnation == order.incarnation:
+                process.kill()
+                del processes[order.rank]
 
     def _on_incident(self, message: protocol.Incident) -> None:
         record = message.record
@@ -270,6 +301,7 @@ class Supervisor:
         self._watcher.add(process)
 
     def _on_spare(self, spare: SpareProcess) -> None:
+        self._tell_spares()
         self._events.tell("spare", pid=spare.pid, warmed_ms=round((time.monotonic() - spare.started_at) * 1000))
 
     def _on_dying(self, process: Process, code: int) -> None:
@@ -315,6 +347,7 @@ class Supervisor:
         self._loop.call_later(_SWEEP_DELAY, self._sweep, process.pid)
         if isinstance(process, SpareProcess) and self._spares is not None:
             self._spares.lost(process)
+            self._tell_spares()
         if self._is_current(process) and not process.reported and not process.doomed and self._link is not None:
             self._left.add(process.rank)
             self._link.send(protocol.Ended(rank=process.rank, incarnation=process.incarnation))
@@ -329,7 +362,7 @@ class Supervisor:
             end_session(session)
 
     def _is_current(self, process: Process) -> bool:
-        return self._processes.get(process.rank) is process
+        return process in (self._processes.get(process.rank), self._prepared.get(process.rank))
 
     def _tell_fault(self, fault: protocol.Fault, process: Process | None = None) -> None:
         if self._link is not None:

@@ -63,6 +63,8 @@ class Processor:
         self._socket: socket.socket | TlsSocket | None = None
         self.newest_stop = -1
         """Attempt of the newest `Stop` that has arrived; instructions queued before it are void."""
+        self.newest_pause = 0
+        """Number of the newest `Pause` that has arrived."""
         self.lost = False
 
     def connect(self, timeout: float = 10.0) -> protocol.Welcome:
@@ -181,6 +183,8 @@ class Processor:
         if isinstance(message, protocol.Ping):
             if self._board is not None:
                 self._board.pong(message.number)
+        elif isinstance(message, protocol.Pause):
+            self.newest_pause = max(self.newest_pause, message.number)
         elif isinstance(message, protocol.StoreReply):
             with self._waiting_lock:
                 answer = self._waiting.get(message.request)

@@ -11,9 +11,14 @@ buckets for each dtype and device, the first one small so that communication sta
 - When backward ends, what is missing is filled up: with gradients from earlier passes (accumulation), else with zeros.
   One number for each parameter rides behind the last bucket and says whether anybody has a gradient for it. A parameter
   that nobody used keeps `grad = None`, as without distribution.
-- Then, still inside `backward()`, buffers that changed are broadcast from rank 0. DDP does this at the beginning of the
-  next forward, where rank 0's last change is in no other process if rank 0 dies; at the end of the step all ranks
-  hold the same buffers, and every rank can repair every other.
+- Then, still inside `backward()`, buffers that changed are broadcast from rank 0 (or who does its work). DDP does this
+  at the beginning of the next forward, where rank 0's last change is in no other process if rank 0 dies; at the end of
+  the step all ranks hold the same buffers, and every rank can repair every other.
+
+While ranks are missing (`world` above the size of the group), a rank runs several backward passes for one step, one for
+each share of the data that it carries. `collect` has the gradients of all but the last of them kept aside, where
+neither `zero_grad` nor clipping reaches them; the last one adds them before the exchange. One more number rides behind
+the last bucket: whether any rank was asked to pause. All ranks read the same sum, and so agree on the step.
 
 `attach` begins a new generation: new buffers, because an operation stuck in the old group may still write to the old
 ones, and nothing is left of a backward that was interrupted half-way.
@@ -53,6 +58,27 @@ class Bucket:
     work: Any = None
 
 
+class _Done:
+    def wait(self) -> bool:
+        return True
+
+
+class _Alone:
+    """The group of a rank that carries the data of all others."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+    def allreduce(self, _: Any) -> _Done:
+        return _Done()
+
+    def broadcast(self, *_: Any) -> _Done:
+        return _Done()
+
+
 class Reducer:
     """Averages the gradients of a module's parameters over the ranks of the attached group."""
 
@@ -82,7 +108,13 @@ class Reducer:
         self._sync = True
         self._scale = 1.0
         self._views: list[torch.Tensor] = []
-        self._flags = self._changes = torch.empty(0)
+        self._flags = self._changes = self._wish = torch.empty(0)
+        self.wants_pause: Callable[[], bool] = bool
+        """Was this rank asked to pause?"""
+        self._source_of_buffers = 0
+        self._collecting = False
+        self._latest: dict[int, torch.Tensor] = {}
+        self._carried: dict[int, torch.Tensor] = {}
         self._seen: list[tuple] = []
         # The state of one backward.
         self._begun = False
@@ -95,8 +127,11 @@ class Reducer:
 
     # --- generations -------------------------------------------------------------------------------------------------
 
-    def attach(self, group: Any | None) -> None:
+    def attach(self, group: Any | None, world: int = 0, source_of_buffers: int = 0) -> None:
         """Begin a generation with this group; None, or a group of one, means that nothing is communicated.
+
+        `world` is the number of shares that the gradients are averaged over, if there are more than members.
+        `source_of_buffers` is the member (its number in the group) whose buffers all take over.
 
         The gradients of the generation before are dropped: its step will run again.
         """
@@ -106,14 +141,21 @@ class Reducer:
         self._attached = True
         self._reset()
         self._group = group if group is not None and group.size() > 1 else None
+        if group is not None and self._group is None and world > 1:
+            self._group = _Alone()
+        self._source_of_buffers = source_of_buffers
+        self._collecting = False
+        self._latest.clear()
+        self._carried.clear()
+        self._wish = torch.empty(0)
         for bucket in self.buckets:
             bucket.flat = bucket.work = None
         self._views = []
         if self._group is None:
             return
-        self._scale = 1.0 / self._group.size()
+        self._scale = 1.0 / max(self._group.size(), world)
         views: dict[int, torch.Tensor] = {}
-        riders = len(self._params) + len(self._owners)
+        riders = len(self._params) + len(self._owners) + 1
         for bucket in self.buckets:
             extra = riders if bucket is self.buckets[-1] else 0
             bucket.flat = torch.zeros(bucket.numel + extra, dtype=bucket.dtype, device=bucket.device)
@@ -122,7 +164,8 @@ class Reducer:
                 views[i] = _view(bucket.flat, offset, self._params[i])
                 offset += self._params[i].numel()
             self._flags = bucket.flat[bucket.numel : bucket.numel + len(self._params)]
-            self._changes = bucket.flat[bucket.numel + len(self._params) :]
+            self._changes = bucket.flat[bucket.numel + len(self._params) : -1]
+            self._wish = bucket.flat[-1:]
         self._views = [views[i] for i in range(len(self._params))]
         self._seen = [_version(owner) for owner in self._owners]
 
@@ -139,6 +182,30 @@ class Reducer:
             yield
         finally:
             self._sync = before
+
+    @contextlib.contextmanager
+    def collect(self, counts: bool) -> Iterator[None]:
+        """Backward passes in here belong to another share of the same step; if it doesn't count, they are dropped."""
+        self._collecting = counts
+        with self.no_sync():
+            yield
+        self._collecting = False
+        for index, gradient in self._latest.items():
+            if index in self._carried:
+                self._carried[index].add_(gradient)
+            else:
+                self._carried[index] = gradient
+        self._latest.clear()
+
+    @property
+    def pause_agreed(self) -> bool:
+        """Some rank was asked to pause; the same answer on all ranks that have completed the same step."""
+        if self._wish.numel():
+            return bool(self._wish.item() > 0)
+        return self._group is None and self.wants_pause()
+
+    def clear_pause(self) -> None:
+        self._wish.zero_()
 
     # --- one backward ------------------------------------------------------------------------------------------------
 
@@ -170,6 +237,9 @@ class Reducer:
         return middle
 
     def _on_gradient(self, index: int, p: torch.Tensor) -> None:
+        if self._collecting and p.grad is not None:
+            # A copy of all of this share's passes so far; what the script then does to the gradient doesn't matter.
+            self._latest[index] = p.grad.detach().clone()
         if self._group is None or not self._sync:
             return
         if not self._begun:
@@ -193,7 +263,9 @@ class Reducer:
         self._ready[index] = True
         grad, view = p.grad, self._views[index]
         assert grad is not None
-        if grad is view:
+        if (carried := self._carried.pop(index, None)) is not None:
+            grad = grad.detach().add_(carried)
+        if p.grad is view:
             view.mul_(self._scale)
         elif grad.layout is not torch.strided:
             raise RuntimeError(
@@ -224,6 +296,7 @@ class Reducer:
             now = [_version(owner) for owner in self._owners]
             changed = [float(a != b) for a, b in zip(now, self._seen, strict=True)]
             self._changes.copy_(torch.tensor(changed))
+        self._wish.fill_(1 if self.wants_pause() else 0)
 
     def _finish(self) -> None:
         """Backward is done: complete the reduction. An exception in here comes out of `backward()`."""
@@ -238,6 +311,8 @@ class Reducer:
                 )
         for index, p in enumerate(self._params):
             if not self._ready[index]:
+                if p.grad is None and index in self._carried:
+                    p.grad = self._carried.pop(index)
                 if p.grad is None:
                     self._views[index].zero_()
                     self._unused.append(index)
@@ -261,11 +336,11 @@ class Reducer:
             for buffer in _buffers(self._owners[index]):
                 by_device.setdefault(buffer.device, []).append(buffer.detach())
         options = dist.BroadcastOptions()
-        options.rootRank = 0
+        options.rootRank = self._source_of_buffers
         for buffers in by_device.values():
             flat = torch.cat([buffer.reshape(-1).view(torch.uint8) for buffer in buffers])
             self._group.broadcast([flat], options).wait()
-            if self._group.rank() != 0:
+            if self._group.rank() != self._source_of_buffers:
                 parts = flat.split([buffer.numel() * buffer.element_size() for buffer in buffers])
                 for buffer, part in zip(buffers, parts, strict=True):
                     # A copy, because a part of a flat buffer need not begin where the other dtype may.

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from evertrain.mindio import board as activities
-from evertrain.mindio import plan, protocol
+from evertrain.mindio import plan, protocol, shares
 from evertrain.mindio.board import Board
 from evertrain.mindio.classify import classify
 from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
@@ -56,20 +56,29 @@ class Session:
         interrupter: Interrupter,
         checkpoints: Checkpoints | None,
         on_go: Callable[[], None],
+        can_share: Callable[[], bool] = bool,
     ) -> None:
         self.rank, self.world_size = rank, world_size
         self._processor, self._timing, self._board = processor, timing, board
         self._state, self._reducer, self._injector = state, reducer, injector
         self._interrupter, self._checkpoints = interrupter, checkpoints
-        self._on_go = on_go
+        self._on_go, self._can_share = on_go, can_share
         self._backend = backends.pick(next(state.model.parameters()).device.type)
         self._group: groups.GuardedGroup | None = None
         self._cancel = threading.Event()
         self._taken = -1  # attempt of the newest Stop that this thread has answered
         self._generation = 0
+        self._members = list(range(world_size))
+        self._paused = 0  # number of the newest pause that is over
+        self._stop_in_hand: protocol.Stop | None = None
+        self.shares: tuple[int, ...] = (rank,)
+        """The ranks whose data this one goes through in each step: its own, and those of missing ones."""
+        self.dealt: dict[int, tuple[int, ...]] = {each: (each,) for each in range(world_size)}
+        self.rounds = 1
+        """How many of them the busiest rank has."""
+        reducer.wants_pause = self._wants_pause
         self._resume_due = False
         self._fresh = True
-        self._members: list[int] = []
         self._held: dict[str, int] = {}
         """Which parts of the state are clean, and at which step. It means something while the thread is out."""
         self._broken = ""
@@ -98,11 +107,42 @@ class Session:
         self._board.progress(self._state.step)
         if self._resume_due:
             self._resume_due = False
-            self._processor.send(protocol.Resumed(generation=self._generation, step=self._state.step))
+            self._processor.send(
+                protocol.Resumed(generation=self._generation, step=self._state.step, elastic=self._can_share())
+            )
         if self.update_open:
             self.update_open = False
             self._interrupter.lower_shield()
         self._interrupter.lower_shield()
+        if self._reducer.pause_agreed:
+            self._pause()
+
+    def _wants_pause(self) -> bool:
+        return self._processor.newest_pause > self._paused
+
+    def _pause(self) -> None:
+        """Wait between two steps, together with all other ranks, until told to go on or to get out."""
+        self._interrupter.raise_shield()
+        self._board.mark(activities.OUTSIDE)
+        self._processor.send(protocol.Paused(generation=self._generation, step=self._state.step))
+        while True:
+            message = self._receive()
+            if isinstance(message, protocol.Continue):
+                break
+            if isinstance(message, protocol.Stop):
+                self._stop_in_hand = message
+                raise Interrupted("told to leave the training code while it paused")
+            if isinstance(message, protocol.Exit):
+                self._exit(message.reason)
+        self._paused = message.number
+        self._reducer.clear_pause()
+        self._board.mark(activities.COMPUTE)
+        self._interrupter.lower_shield()
+
+    @property
+    def is_first(self) -> bool:
+        """The lowest rank that is there: it does what one rank does for all."""
+        return self.rank == self._members[0]
 
     def log(self, name: str, **fields: Any) -> None:
         self._processor.send(protocol.Log(name=name, fields=fields))
@@ -146,6 +186,10 @@ class Session:
             self._leave(fault)
             if fault is not None:
                 self._send_out(fault)  # otherwise a Stop is in the queue, and taking it sends the Out
+            elif (stop := self._stop_in_hand) is not None:
+                self._take(stop)
+                self._send_out(None)
+            self._stop_in_hand = None
             self._follow()
 
     def _finish(self) -> bool:
@@ -244,6 +288,7 @@ class Session:
                 case protocol.Go():
                     if message.generation == self._generation and self._group is not None:
                         if message.step == self._state.step:
+                            self._paused = message.pauses
                             self._go()
                             return
                         self._send_out(self._fault("repair", f"told to go on from step {message.step}", ""))
@@ -364,7 +409,10 @@ class Session:
 
     def _go(self) -> None:
         assert self._group is not None
-        self._reducer.attach(self._group)
+        self.dealt = shares.deal(self.world_size, self._members)
+        self.shares, self.rounds = self.dealt[self.rank], shares.rounds(self.world_size, self._members)
+        carrier = next(rank for rank, carried in self.dealt.items() if 0 in carried)
+        self._reducer.attach(self._group, self.world_size, self._members.index(carrier))
         keeper.go()
         self._fresh, self._resume_due = False, True
         self._state.forget_other_copies()

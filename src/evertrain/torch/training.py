@@ -40,6 +40,7 @@ from evertrain.torch.errors import UsageError
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupter
 from evertrain.torch.reducer import Reducer, Replica
+from evertrain.torch.rounds import Feeds, Rounds, passes
 from evertrain.torch.session import Session
 from evertrain.torch.state import TrainingState
 from evertrain.torch.unprotected import Unprotected
@@ -93,18 +94,17 @@ class Training:
         directory = checkpoint_dir or os.environ.get("EVERTRAIN_CHECKPOINT_DIR")
         if checkpoint_every and not directory:
             raise UsageError("checkpoint_every needs a checkpoint_dir")
-        self._sampler = sampler
         self._every = checkpoint_every
         seed = torch.initial_seed() if seed is None else seed
         self._state = TrainingState(model, optimizer, scheduler, scaler, extra, seed)
         self._checkpoints = Checkpoints(Path(directory), keep, on_result=self._on_checkpoint) if directory else None
-        self._feeds: dict[str, Feed] = {}
-        self._loaders: dict[str, Iterable[Any]] = {}
+        self._feeds = Feeds(self._state, sampler, self.rank, self.world_size)
         self._calls = 0
         self._board = link.board()
         self._inject = _injector(self.rank, self._board)
         self._reducer = Reducer(model, faults=self._inject)
         self.model = Replica(model, self._reducer, faults=self._inject)
+        self._rounds = Rounds(self._state, self._reducer)
         self._running = False
         self._runner: Session | Unprotected
         if link.is_launched():
@@ -128,6 +128,7 @@ class Training:
             interrupter=Interrupter(),
             checkpoints=self._checkpoints,
             on_go=self._on_go,
+            can_share=lambda: self._feeds.can_be_shared,
         )
         processor.on_stop = session.stop_now
         self._running = welcome.running
@@ -161,24 +162,49 @@ class Training:
         """Yield (step, batch) until that many steps are complete; the end of the body completes a step.
 
         With `accumulate` above 1 a step has that many batches; go through them with `micro`.
+
+        While ranks are missing (`--ft-elastic`), a step may be yielded several times, with the batches of other ranks;
+        only the last pass updates the weights (`completes_step`).
         """
         if accumulate < 1:
             raise UsageError(f"accumulate must be at least 1: {accumulate}")
         name, self._calls = str(self._calls), self._calls + 1
-        feed = self._feed(name, loader)
+        work = self._runner
+        feeds = self._feeds.open(name, loader, work.shares)
+        *partial, (last, _) = passes(work)
         while self._state.step < until:
             step = self._inject.step = self._state.step
             if self._every:
                 self._checkpoint(step)
-            self._board.mark(activities.DATA)
             self._inject("data")
-            batches = feed.take(accumulate)
-            self._board.mark(activities.COMPUTE)
-            rng.reseed(self._state.seed, rng.STEP, self.rank, step)
-            yield step, (batches[0] if accumulate == 1 else MicroBatches(batches))
+            for share, counts in partial:
+                with self._rounds.partial(counts):
+                    yield step, self._batch(feeds[share], share, step, accumulate)
+                if not counts:
+                    feeds[share].seek(*feeds[share].position)  # the script may have written into the batch
+            yield step, self._batch(feeds[last], last, step, accumulate)
             self._finish_step()
         if self._every:
             self._checkpoint(self._state.step)
+
+    def _batch(self, feed: Feed, share: int, step: int, count: int) -> Any:
+        self._board.mark(activities.DATA)
+        batches = feed.take(count)
+        self._board.mark(activities.COMPUTE)
+        rng.reseed(self._state.seed, rng.STEP, share, step)
+        return batches[0] if count == 1 else MicroBatches(batches)
+
+    @property
+    def completes_step(self) -> bool:
+        """False while this rank goes through the data of a missing one and will be handed more for the same step."""
+        return self._rounds.completes_step
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensors of all ranks, stacked in order of rank, in the pass that completes the step; None before it.
+
+        Unlike a collective of your own it has a row for every rank, also for a missing one: from whoever does its work.
+        """
+        return self._rounds.gather(tensor, self._runner, self.world_size)
 
     def micro(self, batches: Any) -> Iterator[Any]:
         """Go through a step's batches; gradients are exchanged between ranks on the last one only."""
@@ -210,39 +236,21 @@ class Training:
 
     def _advance(self) -> None:
         self._state.step += 1
-        for name, feed in self._feeds.items():
-            feed.commit()
-            self._state.positions[name] = feed.position
+        self._feeds.commit()
+        self._rounds.end_step()
         self._state.snapshot()
-
-    def _feed(self, name: str, loader: Iterable[Any]) -> Feed:
-        feed = self._feeds.get(name)
-        if feed is None or self._loaders[name] is not loader:
-            if feed is not None:
-                feed.close()
-            try:
-                feed = Feed(
-                    loader,
-                    self._sampler,
-                    world_size=self.world_size,
-                    reseed_epoch=lambda epoch: rng.reseed(self._state.seed, rng.EPOCH, self.rank, epoch),
-                )
-            except (TypeError, ValueError) as error:
-                raise UsageError(str(error)) from None
-            self._feeds[name], self._loaders[name] = feed, loader
-        feed.seek(*self._state.positions.get(name, (0, 0)))
-        return feed
 
     def _on_go(self) -> None:
         """A new generation begins: everything that hangs on the step goes to where the state is now."""
         self._running = True
+        self._rounds.reset()
 
     # Checkpoints.
 
     def _checkpoint(self, step: int) -> None:
         if step == 0 or step % self._every or self._checkpoints is None:
             return
-        if self.rank == 0 and step not in self._checkpoints.steps():
+        if self._runner.is_first and step not in self._checkpoints.steps():
             self._checkpoints.save_async(step, codec.pack(self._state.tree()), "periodic")
         self._inject("checkpoint")
 

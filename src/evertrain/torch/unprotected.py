@@ -26,6 +26,10 @@ class Unprotected:
         self._rank, self._world_size = rank, world_size
         self._state, self._reducer, self._board = state, reducer, board
         self.update_open = False
+        self.shares: tuple[int, ...] = (rank,)
+        self.rounds = 1
+        self.dealt: dict[int, tuple[int, ...]] = {each: (each,) for each in range(world_size)}
+        self.is_first = rank == 0
 
     def begin_update(self) -> None:
         self.update_open = True
