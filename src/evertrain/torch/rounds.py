@@ -63,6 +63,7 @@ class Rounds:
         """A round that does not complete the step; if it doesn't count, it only keeps the other ranks company."""
         self._patch()
         self._suppressed, self._counts, self._calls = True, counts, 0
+        settings = self._settings()
         with self._reducer.collect(counts):
             yield
         if not self._state.rollback():
@@ -71,10 +72,21 @@ class Rounds:
                 "script can't do the work of missing ranks: launch it without --ft-elastic, or keep the tensor out of "
                 "`extra`"
             )
+        for group, saved in settings:
+            for name, value in saved.items():
+                if isinstance(value, torch.Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
         self._suppressed, self._counts, self._calls = False, True, 0
 
-    def begin_last(self) -> None:
-        self._calls = 0
+    def _settings(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Learning rates and the like, which a scheduler changes and does not put back when its state is loaded."""
+        return [
+            (group, {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"})
+            for optimizer in self._state.optimizers
+            for group in optimizer.param_groups
+        ]
 
     def end_step(self) -> None:
         self._kept.clear()

@@ -158,14 +158,17 @@ class Planned(Job):
         if not isinstance(state, Running) or paused.generation != self.generation:
             return
         self._furthest = max(self._furthest, paused.step)
+        if not state.pausing:
+            return self._send(member, Continue(number=self._pauses))
         state.paused.add(member.rank)
-        if not state.pausing or len(state.paused) < len(self._active):
+        if len(state.paused) < len(self._active):
             return
         if self._hold is None:
             return self._switch_over()
-        self._hold.deadline = self._now + self._hold.seconds
         self._tell("paused", step=paused.step, seconds=self._hold.seconds)
-        self._answer(self._hold.asker, True, f"paused at step {paused.step}", step=paused.step)
+        if self._hold.deadline is None:  # otherwise it was paused before, and a fault came in between
+            self._hold.deadline = self._now + self._hold.seconds
+            self._answer(self._hold.asker, True, f"paused at step {paused.step}", step=paused.step)
 
     def _release_hold(self, why: str) -> None:
         """The pause is over: go on, or take the opportunity for what waits as well."""
