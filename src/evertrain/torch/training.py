@@ -128,7 +128,7 @@ class Training:
             interrupter=Interrupter(),
             checkpoints=self._checkpoints,
             on_go=self._on_go,
-            can_share=lambda: self._feeds.can_be_shared,
+            can_share=lambda: self._feeds.can_be_shared and len(self._state.parts) == 1,
         )
         processor.on_stop = session.stop_now
         self._running = welcome.running

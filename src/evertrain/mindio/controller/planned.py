@@ -209,8 +209,11 @@ class Planned(Job):
         """Who is still starting comes to the end, too: its script may do something after the training."""
         if any(self._roster[rank].place is Place.OUT for rank in self._aside):
             return self._switch_over()
-        if any(self._roster[rank].place is Place.STARTING for rank in self._aside):
+        missing = [self._roster[rank] for rank in self._aside]
+        if any(member.place is Place.STARTING and not member.awaits_node for member in missing):
             return
+        for member in missing:  # their node is gone, or they could not be started
+            self._roster.move(member, Place.LOST)
         self._drop_plans("the training is over")
         self.state = Releasing()
         for member in self._members():
