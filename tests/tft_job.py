@@ -95,6 +95,8 @@ class Job:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.sent: list[tuple[int, Any]] = []
         self.closed: list[int] = []
+        self.broken: set[str] = set()
+        """Callbacks of the platform that raise."""
         for rank in range(world):
             self.start(rank)
             if report:
@@ -186,7 +188,7 @@ class Job:
                         self.calls.append((name, args))
                         words = self.script.get(name, [])
                         queue.extend(words)
-                        queue.append(PlatformDone(call, True))
+                        queue.append(PlatformDone(call, name not in self.broken))
 
     def _deliver(self, link: int, message: Any) -> list[Event]:
         process = self.by_link.get(link)

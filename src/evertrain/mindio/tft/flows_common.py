@@ -254,6 +254,7 @@ def go_on(m: Machine, strategy: str, ranks: Iterable[int]) -> Flow:
     if outcome.load_step > 0:
         m.repair_step = outcome.load_step
     m.unconfirmed, m.proof = (m.repair_step, strategy), False
+    m.forget_answered()
     m.roster.settle()
     m.standbys.stale = True
 

@@ -176,6 +176,11 @@ class Machine:
         """What the platform said before it could know what it is about to be told."""
         self.signals = deque(signal for signal in self.signals if signal.kind not in CONVERSATION)
 
+    def forget_answered(self) -> None:
+        """What the platform said about faults that have been dealt with since."""
+        dealt_with = self.roster.errors.keys()
+        self.signals = deque(s for s in self.signals if s.kind not in CONVERSATION or not s.faults.keys() <= dealt_with)
+
     def until_all(self, ranks: Iterable[int], fits: Callable[[int], bool]) -> Callable[[], bool | None]:
         """A check for `Wait` that looks only at the rank about which there is something new."""
         pending = {rank for rank in ranks if not fits(rank)}
