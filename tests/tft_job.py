@@ -112,7 +112,8 @@ class Job:
         self.by_link[process.link] = process
         self.feed(FromLink(process.link, w.Hello(version=w.VERSION, rank=rank, ip=f"10.0.0.{rank // 2}")))
         self.feed(FromLink(process.link, w.Register(status=process.status, replaces=replaces)))
-        if process.registered is not None and not process.registered.hot_switch:
+        answer = process.registered
+        if answer is not None and not answer.hot_switch and answer.result in (Result.OK, Result.REPAIR):
             self.processes[rank] = process
         return process
 
@@ -143,7 +144,6 @@ class Job:
     def replace(self, rank: int, state: TrainState = TrainState.PREREPAIR_FINISH) -> Process:
         process = self.start(rank)
         process.status = w.Status()
-        assert process.registered is not None
         process.change(run_status=state)
         self.feed(FromLink(process.link, w.Heartbeat(status=process.status)))
         return process

@@ -20,6 +20,10 @@ _REMEMBERED = 5
 """A rank that was sent away still counts for this many waiting times: it is looking elsewhere and comes back."""
 
 
+_JOINING = (TrainState.ISOLATE, TrainState.INIT_FINISH, TrainState.PREREPAIR_FINISH)
+"""Of a replacement that a former controller had taken in, but not yet brought into the training."""
+
+
 class Knocks:
     """Ranks that have come to a standby. When half of the job has come, the old controller is gone."""
 
@@ -98,12 +102,13 @@ def register(machine: Machine, link: int, message: Register) -> None:
     if member is None:
         # A first start, or a rank that comes to a controller that has just taken over.
         member = roster.members[rank] = Member(rank=rank, status=message.status)
-        member.fresh = message.replaces and machine.repair_id > 0
-        if member.fresh:
+        new = message.replaces and machine.repair_id > 0
+        member.fresh = new or message.status.run_status in _JOINING
+        if new:
             member.status = Status(run_status=TrainState.ISOLATE)
         _link(machine, link, member, greeting.ip)
         roster.judge(member)
-        return answer(machine, link, Result.REPAIR if member.fresh else Result.OK)
+        return answer(machine, link, Result.REPAIR if new else Result.OK)
     if not message.replaces:
         if member.offline or member.left or (member.lost and member.fresh):
             return answer(machine, link, Result.ERROR)
@@ -137,6 +142,7 @@ def _replace(machine: Machine, link: int, member: Member, ip: str) -> None:
     machine.roster.judge(member)
     if again:
         machine.roster.news.add(member.rank)
+    machine.standbys.gone(member.rank)
     machine.standbys.missing.add(member.rank)
     answer(machine, link, Result.REPAIR)
 

@@ -9,9 +9,9 @@ from evertrain.mindio.tft import flows_common as do
 from evertrain.mindio.tft import flows_elastic, flows_pause, flows_recover
 from evertrain.mindio.tft.flows_common import Failed
 from evertrain.mindio.tft.members import Member
-from evertrain.mindio.tft.messages import Destroyed, Exit, Standbys
+from evertrain.mindio.tft.messages import Continue, Destroyed, Exit, Standbys
 from evertrain.mindio.tft.numbers import ReportCode
-from evertrain.mindio.tft.requests import CONVERSATION, Flow, Over, Signal, Wait
+from evertrain.mindio.tft.requests import CONVERSATION, Act, Flow, Over, Signal, Wait
 
 if TYPE_CHECKING:
     from evertrain.mindio.tft.machine import Machine
@@ -23,6 +23,9 @@ _WISHES = frozenset({"dump", "pause", "hot switch", "stop switch"})
 
 def lead(m: Machine) -> Flow:
     try:
+        if any(member.status.parked for member in m.roster.members.values()):
+            # The controller whose place this one took was in the middle of a recovery.
+            yield from _recover(m)
         while True:
             yield from _normal(m)
     except Over as end:
@@ -57,6 +60,9 @@ def take_over(m: Machine) -> Flow:
             members[rank] = Member(rank=rank)
             m.roster.lose(members[rank])
     _adopt_groups(m)
+    # A pause that the old controller had asked for ends here; nobody else would end it.
+    running = [rank for rank in m.roster.healthy if not members[rank].status.parked]
+    yield Act(running, lambda sn, _: Continue(sn=sn), m.settings.collect_limit, blame=False)
     yield from lead(m)
 
 

@@ -21,7 +21,15 @@ from evertrain.mindio.tft.messages import (
     SaveCheckpoint,
     SaveGroup,
 )
-from evertrain.mindio.tft.numbers import ControllerRepairType, FaultType, RepairType, ReportCode, Result, TrainState
+from evertrain.mindio.tft.numbers import (
+    ControllerRepairType,
+    DataStatus,
+    FaultType,
+    RepairType,
+    ReportCode,
+    Result,
+    TrainState,
+)
 from evertrain.mindio.tft.replicas import Copy
 from evertrain.mindio.tft.requests import CONVERSATION, Act, Flow, Outcome, Over, Signal, Tell, Wait
 
@@ -96,12 +104,11 @@ def prelock(m: Machine) -> Flow:
     """Hold all healthy ranks at one step, the newest that one of them has finished. True if they are held."""
     limit = m.settings.prelock_limit
     for _ in range(LOCK_ROUNDS):
-        targets = m.roster.healthy
+        targets = [rank for rank in m.roster.healthy if not _spoilt(m, rank)]
         step = m.repair_step = m.roster.newest_step(targets or m.roster.active)
         if not targets:
             # Nobody trains any more. If the processes are there, what they hold or have saved may still do.
-            gone = FaultType.PROCESS in m.roster.errors.values()
-            return bool(m.roster.errors) and not gone and not m.settings.mindspore
+            return FaultType.PROCESS not in m.roster.errors.values() and not m.settings.mindspore
 
         def order(sn: int, _: int, step: int = step) -> AnyMessage:
             return Prelock(sn=sn, step=step, limit=limit)
@@ -115,6 +122,12 @@ def prelock(m: Machine) -> Flow:
             return True
         log.warning("step %d is not locked yet: %s", step, outcome.why())
     return False
+
+
+def _spoilt(m: Machine, rank: int) -> bool:
+    """It waits with a half repaired state: it will come to no step by itself."""
+    status = m.roster.members[rank].status
+    return status.parked and status.data_status != DataStatus.UPDATED
 
 
 # --- stop and clean --------------------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ def _migrate(m: Machine) -> Flow:
         roster.hear(new, m.now)
         roster.judge(new)
         roster.news.discard(rank)
+        m.standbys.gone(rank)
         m.standbys.missing.add(rank)
     m.shadows.clear()
     m.hot.clear()

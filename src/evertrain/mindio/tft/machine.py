@@ -254,6 +254,7 @@ class Machine:
     def declare_lost(self, member: Member) -> None:
         log.warning("rank %d is lost", member.rank)
         self.roster.lose(member)
+        self.standbys.gone(member.rank)
         self._drop_pending(member.rank)
 
     def _drop_pending(self, rank: int) -> None:

@@ -55,6 +55,13 @@ class Standbys:
             self._listening[rank] = (ip, port)
             self._changed = True
 
+    def gone(self, rank: int) -> None:
+        """This rank's process is lost or was replaced, and a standby in it with it."""
+        if rank in self._asked:
+            self._asked.remove(rank)
+            self._changed |= self._listening.pop(rank, None) is not None
+            self.stale = True
+
     def ask(
         self, members: Mapping[int, Member], healthy: list[int]
     ) -> tuple[list[int], list[tuple[int, str, int]], int]:
@@ -62,11 +69,10 @@ class Standbys:
 
         Port 0 stands for "listen somewhere and tell". The epoch is such that every standby gets one of its own.
         """
-        self.stale = False
         usable = set(healthy)
         for rank in [rank for rank in self._asked if rank not in usable]:
-            self._asked.remove(rank)
-            self._changed |= self._listening.pop(rank, None) is not None
+            self.gone(rank)
+        self.stale = False
         wanted = choose(members, self._settings.rank, healthy)
         new = [rank for rank in wanted if rank not in self._asked][: COUNT - len(self._asked)]
         epoch = self._highest - len(self._asked)
