@@ -65,14 +65,18 @@ def _init_processor(
         context=_tls_context(tls_info) if enable_tls else None,
         mindspore=mindspore,
     )
-    runtime.init_processor(settings, hosting.stand_by(enable_tls, tls_info, lambda: runtime.decrypt))
+    runtime.init_processor(
+        settings, hosting.stand_by(settings, lambda: _tls_context(tls_info, server=True) if enable_tls else None)
+    )
+    runtime.close_standby = hosting.close_standby
     naming.apply()
 
 
-def _tls_context(tls_info: str) -> Any:
+def _tls_context(tls_info: str, server: bool = False) -> Any:
     from evertrain.mindio import tls
 
-    return tls.client_context(tls.parse_tls_info(tls_info), runtime.decrypt)
+    make = tls.server_context if server else tls.client_context
+    return make(tls.parse_tls_info(tls_info), runtime.decrypt)
 
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:

@@ -63,6 +63,17 @@ class Steps:
         with self._changed:
             self._hold()
 
+    def must_finish(self, patience: float) -> bool | None:
+        """A rank that has all it needs for the update, but can't know whether the others had: wait for the lock.
+
+        True: others have updated, so this one must. False: nobody has. None: no lock was set in time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._limit is not None or self._forced, patience)
+            if self._limit is not None:
+                return self.step < self._limit
+            return False if self._forced else None
+
     def _hold(self) -> None:
         self._changed.wait_for(lambda: not self._held())
 

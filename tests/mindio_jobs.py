@@ -1,0 +1,252 @@
+"""Jobs of the example in examples/mindio, and a platform that a test leads.
+
+Ranks are real processes, forked from a server that has torch loaded already: importing it takes seconds, a fork
+milliseconds. The controller lives in the test's process, as it does in the platform's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import queue
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evertrain.mindio.tft import api_controller
+from mindio_ttp import controller_ttp
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "mindio" / "train.py"
+WORLD = 4
+PATIENCE = 60.0
+_context = multiprocessing.get_context("forkserver")
+
+
+def start_server() -> None:
+    """Make the server of processes ready; before the first test, so that none of them is charged for it."""
+    _context.set_forkserver_preload(["mindio_warm"])
+    process = _context.Process(target=_nothing)
+    process.start()
+    process.join(PATIENCE)
+
+
+def _nothing() -> None:
+    pass
+
+
+def load_example() -> Any:
+    found = sys.modules.get("mindio_example")
+    if found is None:
+        spec = importlib.util.spec_from_file_location("mindio_example", EXAMPLE)
+        assert spec is not None and spec.loader is not None
+        found = sys.modules["mindio_example"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    return found
+
+
+def _run_rank(arguments: list[str], environment: dict[str, str], output: str, gates: dict[str, Any]) -> None:
+    """In a new process: what `python examples/mindio/train.py` does."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    os.environ.update(environment)
+    example = load_example()
+    for name, gate in gates.items():
+        example.FAULTS[name] = lambda job, gate=gate: gate.wait(PATIENCE)
+    example.FAULTS["lose-controller"] = _lose_controller
+    sys.argv = [str(EXAMPLE), *arguments]
+    example.main()
+
+
+def _lose_controller(job: Any) -> None:
+    """The controller of this process vanishes without a word, as if its process had; the training does not."""
+    controller = api_controller._controller
+    api_controller._controller = None
+
+    def vanish() -> None:
+        for link in list(controller._links.values()):
+            link._transport.abort()
+        controller._listener.close()
+        controller._links.clear()
+        controller._loop.stop()
+
+    controller._loop.call_soon_threadsafe(vanish)
+
+
+class Job:
+    def __init__(self, directory: Path, port: int, *arguments: str, platform: bool, steps: int = 30) -> None:
+        self.directory = directory
+        self.port = port
+        self.arguments = ["--dir", str(directory), "--steps", str(steps), *arguments]
+        self.platform = platform
+        self.gates: dict[str, Any] = {}
+        self.processes: dict[int, Any] = {}
+        self._all: list[Any] = []
+        self.environment: dict[str, str] = {}
+
+    def gate(self, name: str) -> Any:
+        """Something that a rank waits for: a fault of this kind."""
+        self.gates[name] = _context.Event()
+        return self.gates[name]
+
+    def start(self, *ranks: int, **environment: str) -> None:
+        for rank in ranks or range(WORLD):
+            variables = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(WORLD),
+                "MASTER_ADDR": "127.0.0.1",
+                "TTP_PORT": str(self.port),
+                "TTP_LOG_PATH": str(self.directory / "logs"),
+                "OMP_NUM_THREADS": "1",
+                **({"MINDX_TASK_ID": "a-job"} if self.platform else {}),
+                **self.environment,
+                **environment,
+            }
+            output = str(self.directory / f"output.{rank}")
+            process = _context.Process(target=_run_rank, args=(self.arguments, variables, output, self.gates))
+            process.start()
+            self.processes[rank] = process
+            self._all.append(process)
+
+    def wait(self, codes: tuple[int, ...] = (0,)) -> None:
+        deadline = time.monotonic() + PATIENCE
+        for rank, process in sorted(self.processes.items()):
+            process.join(max(0.0, deadline - time.monotonic()))
+            assert process.exitcode in codes, f"rank {rank} ended with {process.exitcode}:\n{self.story()}"
+
+    def close(self) -> None:
+        for process in self._all:
+            if process.is_alive():
+                process.kill()
+            process.join(PATIENCE)
+            process.close()
+
+    def story(self) -> str:
+        files = sorted(self.directory.glob("output.*")) + sorted(self.directory.glob("logs/*"))
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+    # What became of it.
+
+    def results(self) -> dict[int, dict]:
+        found = {}
+        for rank in range(WORLD):
+            lines = (self.directory / f"output.{rank}").read_text().splitlines()
+            last = [json.loads(line) for line in lines if line.startswith('{"rank"')]
+            if last:
+                found[rank] = last[-1]
+        return found
+
+    def steps(self) -> dict[int, dict[int, list]]:
+        """For every step, what each rank says of it: samples, loss, weights before. A step is written once it counts."""
+        found: dict[int, dict[int, list]] = {}
+        for rank in range(WORLD):
+            with contextlib.suppress(FileNotFoundError):
+                for line in (self.directory / f"steps.{rank}").read_text().splitlines():
+                    step, *rest = json.loads(line)
+                    found.setdefault(step, {})[rank] = rest
+        return found
+
+    def times(self) -> int:
+        """How many step records there are: more than ranks times steps if a step was done twice."""
+        files = self.directory.glob("steps.*")
+        return sum(len(file.read_text().splitlines()) for file in files)
+
+    def callbacks(self) -> Counter[str]:
+        """How often each callback ran, over all ranks."""
+        return sum((self.callbacks_of(rank) for rank in range(WORLD)), Counter())
+
+    def callbacks_of(self, rank: int) -> Counter[str]:
+        try:
+            lines = (self.directory / f"events.{rank}").read_text().splitlines()
+        except FileNotFoundError:
+            return Counter()
+        return Counter(line.split()[0] for line in lines)
+
+
+class Platform:
+    """The cluster's side: it gets the controller's reports and says what is to be done."""
+
+    def __init__(self, port: int) -> None:
+        self._reports: queue.Queue[tuple] = queue.Queue()
+        for name in api_controller.REPORTS:
+            controller_ttp.tft_register_mindx_callback(name, self._noting(name))
+        controller_ttp.tft_init_controller(-1, WORLD, False, True, True)
+        controller_ttp.tft_start_controller("127.0.0.1", port, False, "")
+
+    def _noting(self, name: str) -> Callable[..., int]:
+        def report(*args: Any) -> int:
+            self._reports.put((name, *args))
+            return 0
+
+        return report
+
+    def next(self, name: str) -> tuple:
+        """The next report, which must be of this name; its arguments."""
+        got, *args = self._reports.get(timeout=PATIENCE)
+        assert got == name, (got, args)
+        return tuple(args)
+
+    def agree(self, faults: dict[int, int], choice: str, params: str = "") -> list[str]:
+        """From the first report of a fault to the choice of a strategy. Returns what was offered."""
+        found, _ = self.next("report_fault_ranks")
+        assert found == faults
+        assert controller_ttp.tft_notify_controller_stop_train({}, "stop") == 0
+        code, _, _ = self.next("report_stop_complete")
+        assert code == 0
+        return self.choose(faults, choice, params)
+
+    def choose(self, faults: dict[int, int], choice: str, params: str = "") -> list[str]:
+        assert controller_ttp.tft_notify_controller_on_global_rank(faults, 30) == 0
+        _, offered = self.next("report_strategies")
+        assert controller_ttp.tft_notify_controller_change_strategy(choice, params) == 0
+        return offered
+
+    @property
+    def state(self) -> str:
+        return api_controller._controller.machine.state
+
+    def wait_state(self, state: str) -> None:
+        until(lambda: self.state == state, f"the controller to be in state {state}, not {self.state}")
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def job(directory: Path, *arguments: str, **options: Any) -> Iterator[Job]:
+    """Without a platform: rank 0 hosts the controller."""
+    directory.mkdir(exist_ok=True)
+    made = Job(directory, free_port(), *arguments, platform=False, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def led_job(directory: Path, *arguments: str, **options: Any) -> Iterator[tuple[Job, Platform]]:
+    directory.mkdir(exist_ok=True)
+    made = Job(directory, free_port(), *arguments, platform=True, **options)
+    try:
+        yield made, Platform(made.port)
+    finally:
+        made.close()
+        controller_ttp.tft_destroy_controller()
+        api_controller._callbacks.clear()
