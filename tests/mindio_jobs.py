@@ -32,13 +32,21 @@ _context = multiprocessing.get_context("forkserver")
 def start_server() -> None:
     """Make the server of processes ready; before the first test, so that none of them is charged for it."""
     _context.set_forkserver_preload(["mindio_warm"])
-    process = _context.Process(target=_nothing)
-    process.start()
-    process.join(PATIENCE)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # else the server would not find what it is to load
+    try:
+        process = _context.Process(target=_check_warm)
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode == 0, "the server has not loaded the example"
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
-def _nothing() -> None:
-    pass
+def _check_warm() -> None:
+    assert "mindio_warm" in sys.modules
 
 
 def load_example() -> Any:
@@ -62,6 +70,8 @@ def _run_rank(arguments: list[str], environment: dict[str, str], output: str, ga
     for name, gate in gates.items():
         example.FAULTS[name] = lambda job, gate=gate: gate.wait(PATIENCE)
     example.FAULTS["lose-controller"] = _lose_controller
+    if environment["RANK"] == environment.get("TEST_CLEAN_FAILS_ON"):
+        example.Collectives.clean = lambda *_: 1
     sys.argv = [str(EXAMPLE), *arguments]
     example.main()
 

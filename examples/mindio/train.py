@@ -169,7 +169,7 @@ class Job:
     def inject(self) -> None:
         for fault in list(self.faults):
             step, rank, kind = fault
-            if (int(step), int(rank)) == (self.step, self.rank) and not self.reborn:
+            if (int(step), int(rank)) == (self.step, self.rank):
                 self.faults.discard(fault)
                 FAULTS[kind](self)
 
@@ -200,6 +200,8 @@ def start(job: Job) -> None:
     tft.tft_init_processor(job.rank, size, False, False, "", True, True, True)
     tft.tft_start_processor(address, port)
     job.reborn = tft.tft_is_reboot_node()
+    if job.reborn:
+        job.faults.clear()  # they have happened
 
 
 def register(job: Job) -> None:

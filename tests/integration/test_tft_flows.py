@@ -76,3 +76,136 @@ def test_a_killed_process_is_replaced(tmp_path: Path, undisturbed: Any) -> None:
         assert job.callbacks() == counts
         assert job.callbacks_of(1)["RT_SEND"] == 1
         assert_undisturbed(job, undisturbed)
+
+
+def test_dump_when_nothing_else_is_possible(tmp_path: Path, undisturbed: Any) -> None:
+    """Without a platform nobody replaces a process: one copy of everything is saved, and the next start goes on."""
+    with mindio_jobs.job(tmp_path / "job", "--fault", "10:3:kill", steps=STEPS) as job:
+        job.start()
+        job.wait(codes=(2, -9))
+        assert job.callbacks() == {"save": 2, "rename": 1}
+        assert job.callbacks_of(0)["save"] == 1 and job.callbacks_of(1)["save"] == 1
+        assert job.callbacks_of(1)["rename"] == 1, "the first saver that is not rank 0"
+        assert (tmp_path / "job" / "iter_0000010").is_dir()
+        assert not list((tmp_path / "job").glob("*_tmp"))
+        assert (tmp_path / "job" / "latest_checkpointed_iteration.txt").read_text() == "10"
+        job.arguments = [argument for argument in job.arguments if argument not in ("--fault", "10:3:kill")]
+        (tmp_path / "job" / "store").unlink()
+        job.start()
+        job.wait()
+        assert_undisturbed(job, undisturbed)
+
+
+def test_requested_dump(tmp_path: Path) -> None:
+    with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:0:gate", steps=STEPS) as (job, platform):
+        gate = job.gate("gate")
+        job.start()
+        mindio_jobs.until(lambda: job.steps().get(10, {}).keys() >= {0, 1, 2, 3}, "step 10")
+        assert controller_ttp.tft_notify_controller_dump() == 0
+        assert platform.next("report_result") == (0, "do dump success", {}, "dump")
+        gate.set()
+        job.wait(codes=(2,))
+        assert job.callbacks() == {"save": 2, "rename": 1}
+
+
+def test_pause_and_continue(tmp_path: Path, undisturbed: Any) -> None:
+    with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:2:gate", steps=STEPS) as (job, platform):
+        gate = job.gate("gate")
+        job.start()
+        mindio_jobs.until(lambda: len(job.steps().get(10, {})) == WORLD, "step 10")
+        assert controller_ttp.tft_notify_controller_stop_train({}, "pause", 30) == 0
+        platform.wait_state("PAUSE")
+        gate.set()
+        assert platform.next("report_stop_complete")[0] == 0
+        assert max(job.steps()) == 11 and job.callbacks() == {"stream_sync": 4}
+        assert controller_ttp.tft_notify_controller_change_strategy("continue") == 0
+        assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "continue")
+        job.wait()
+        assert_undisturbed(job, undisturbed)
+
+
+def test_hot_switch(tmp_path: Path, undisturbed: Any) -> None:
+    with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:1:gate", steps=STEPS) as (job, platform):
+        gate = job.gate("gate")
+        job.start()
+        mindio_jobs.until(lambda: len(job.steps().get(10, {})) == WORLD, "step 10")
+        assert controller_ttp.tft_notify_controller_prepare_action("hot switch", {2: 1}) == 0
+        old = job.processes[2]
+        job.start(2)
+        platform.wait_state("STEP_FINISH")
+        gate.set()
+        assert platform.next("report_strategies") == ({}, ["migration"])
+        assert max(job.steps()) == 11
+        old.kill()  # the platform deletes the old pod
+        assert controller_ttp.tft_notify_controller_change_strategy("migration") == 0
+        assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "migration")
+        job.wait()
+        counts = {"stream_sync": 4, "rebuild_group": 4, "RT_SEND": 1, "RT_RECV_REPAIR": 1, "rollback": 4}
+        assert job.callbacks() == counts
+        assert_undisturbed(job, undisturbed)
+
+
+def test_a_failed_clean_degrades_retry_to_recover(tmp_path: Path, undisturbed: Any) -> None:
+    with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:1:uce", steps=STEPS) as (job, platform):
+        job.environment["TEST_CLEAN_FAILS_ON"] = "1"
+        job.start()
+        offered = platform.agree({1: 0}, "retry")
+        assert offered == ["exit", "dump", "retry", "recover"]
+        code, _, errors, strategy = platform.next("report_result")
+        assert (code, errors, strategy) == (405, {1: 1}, "retry")
+        assert "recover" in platform.choose({1: 1}, "recover")
+        job.processes[1].kill()
+        job.processes[1].join()
+        job.start(1)
+        assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "recover")
+        job.wait()
+        assert_undisturbed(job, undisturbed)
+
+
+def test_without_a_copy_all_load_the_last_checkpoint(tmp_path: Path, undisturbed: Any) -> None:
+    faults = ("--fault", "13:1:uce", "--fault", "13:3:uce", "--checkpoint-every", "5")
+    with mindio_jobs.job(tmp_path / "job", *faults, steps=STEPS) as job:
+        job.start()
+        job.wait()
+        counts = job.callbacks()
+        assert (counts["RT_LOAD_CKPT"], counts["RT_LOAD_REBUILD"], counts["rollback"]) == (2, 2, 4)
+        assert_undisturbed(job, undisturbed, once=False)
+
+
+def test_scale_in_and_out(tmp_path: Path, undisturbed: Any) -> None:
+    arguments = ("--fault", "10:3:kill", "--fault", "20:0:gate")
+    with mindio_jobs.led_job(tmp_path / "job", *arguments, steps=STEPS) as (job, platform):
+        gate = job.gate("gate")
+        job.start()
+        assert "downgrade" in platform.agree({3: 1}, "downgrade", '{"scale-in-strategy": "DP"}')
+        code, _, isolated, strategy = platform.next("report_result")
+        assert (code, isolated, strategy) == (201, {3: 1}, "downgrade")
+        assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "downgrade")
+        assert job.callbacks() == {"stop": 3, "clean": 3, "downgrade_rebuild": 3, "rollback": 3}
+        mindio_jobs.until(lambda: len(job.steps().get(20, {})) == WORLD - 1, "step 20 with three ranks")
+        job.start(3)
+        assert controller_ttp.tft_notify_controller_change_strategy("upgrade", '{"scale-out-strategy": "DP"}') == 0
+        assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "upgrade")
+        gate.set()
+        job.wait()
+        steps = job.steps()
+        assert sorted(steps) == sorted(undisturbed)
+        for step, ranks in steps.items():
+            samples = sorted(sample for record in ranks.values() for sample in record[0])
+            assert samples == sorted(sample for record in undisturbed[step].values() for sample in record[0])
+            assert len(ranks) == (WORLD - 1 if 10 < step <= 20 else WORLD)
+            loss, expected = ranks[0][1], undisturbed[step][0][1]
+            assert abs(loss - expected) <= 1e-4 * max(1.0, abs(expected)), f"step {step}"
+        assert len({result["weights"] for result in job.results().values()}) == 1
+
+
+def test_a_standby_goes_on_when_the_controller_is_lost(tmp_path: Path, undisturbed: Any) -> None:
+    faults = ("--fault", "10:0:lose-controller", "--fault", "20:1:uce", "--fault", "10:3:gate")
+    with mindio_jobs.job(tmp_path / "job", *faults, steps=STEPS) as job:
+        gate = job.gate("gate")
+        job.start()
+        mindio_jobs.until(lambda: "registered with the controller" in job.story(), "the ranks to find the standby")
+        gate.set()
+        job.wait()
+        assert job.callbacks() == {"stop": 4, "clean": 4, "RT_SEND": 1, "RT_UCE_HIGHLEVEL": 1, "rollback": 4}
+        assert_undisturbed(job, undisturbed)

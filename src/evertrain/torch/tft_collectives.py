@@ -55,7 +55,12 @@ class _Cancelled:
 
 class Collectives:
     def __init__(
-        self, rank: int, store: dist.Store, timeout: float = 60.0, patience: float = 10.0, backend: Backend | None = None
+        self,
+        rank: int,
+        store: dist.Store,
+        timeout: float = 60.0,
+        patience: float = 10.0,
+        backend: Backend | None = None,
     ) -> None:
         """`store` must outlive any rank. `patience`: how long a broken collective waits for the controller to find the
         cause, before it is reported as a fault of the network."""
@@ -179,5 +184,3 @@ class Collectives:
                 finish = processor.steps.must_finish(self._patience)
             if not finish:
                 raise
-
-

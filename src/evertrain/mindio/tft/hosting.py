@@ -20,7 +20,9 @@ def destroy_controller() -> None:
         api.tft_destroy_controller()
 
 
-def stand_by(settings: Settings, server_context: Callable[[], Any]) -> Callable[[str, int, int], tuple[str, int] | None]:
+def stand_by(
+    settings: Settings, server_context: Callable[[], Any]
+) -> Callable[[str, int, int], tuple[str, int] | None]:
     """Says how a standby is started when this rank is named: at this address, port 0 for any, and with this epoch."""
 
     def start(ip: str, port: int, epoch: int) -> tuple[str, int] | None:
