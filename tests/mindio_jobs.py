@@ -155,7 +155,7 @@ class Job:
         return found
 
     def steps(self) -> dict[int, dict[int, list]]:
-        """For every step, what each rank says of it: samples, loss, weights before. A step is written once it counts."""
+        """For every step, what each rank says of it: samples, loss, weights before. Written once the step counts."""
         found: dict[int, dict[int, list]] = {}
         for rank in range(WORLD):
             with contextlib.suppress(FileNotFoundError):
