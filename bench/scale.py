@@ -4,7 +4,8 @@
 
 One fault after the other; for each: from the moment in which the agent reports it until the last surviving rank has its
 order to stop (the decision), until every rank is out, a replacement has come and all have the order to build the new
-group (the round trip), and until all have been told to go on. Growth is the exponent of a power law through the medians.
+group (the round trip), and until all have been told to go on. Growth is the exponent of a power law through the
+medians. Every node of eight ranks has an agent, which beats.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ import psutil
 
 from bench.jobs import ROOT, environment
 from bench.report import Row, show
-from evertrain.launch.link import AgentLink
-from evertrain.mindio import protocol as p
+from bench.scale_ranks import per_node
 
 BOUND = 2.0
 DECISION_BUDGET = 1.0
@@ -39,6 +39,10 @@ GROWTH_BUDGET = 1.1
 CPU_BUDGET = 1.0
 PATIENCE = 60.0
 CROWDS = 2
+
+
+def nodes(size: int) -> int:
+    return size // per_node(size)
 
 
 @dataclass
@@ -61,8 +65,9 @@ class Crowds:
     """The processes with the simulated ranks, and what they tell."""
 
     def __init__(self, size: int) -> None:
-        edges = [size * part // CROWDS for part in range(CROWDS + 1)]
+        edges = [nodes(size) * part // CROWDS * per_node(size) for part in range(CROWDS)] + [size]
         self._parts = [range(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+        self._size = size
         self._processes: list[asyncio.subprocess.Process] = []
         self._told: dict[tuple[str, int], list[float]] = {}
         self._news = asyncio.Condition()
@@ -72,7 +77,7 @@ class Crowds:
     async def start(self, address: tuple[str, int], env: dict[str, str]) -> None:
         for number, part in enumerate(self._parts):
             # An address of their own for each: there are only so many ports.
-            where = (address[0], address[1], f"127.0.1.{number + 1}", part.start, part.stop)
+            where = (address[0], address[1], f"127.0.1.{number + 1}", part.start, part.stop, self._size, BOUND)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "bench.scale_ranks", *map(str, where),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT,
@@ -124,7 +129,7 @@ class Crowds:
 async def controller(size: int, env: dict[str, str]) -> AsyncIterator[tuple[psutil.Process, tuple[str, int]]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "evertrain.mindio.controller", f"--world-size={size}", f"--bound={BOUND}", "--no-dump",
-        "--max-restarts=0", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=ROOT,
+        f"--nnodes={nodes(size)}", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=ROOT,
     )  # fmt: skip
     try:
         assert process.stdout
@@ -144,23 +149,6 @@ async def measure(size: int, faults: int, idle: float) -> Figures:
     async with controller(size, env) as (process, address):
         before = process.memory_info().rss
         await crowds.start(address, env)
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-        def obey(message: p.Message) -> None:
-            if isinstance(message, p.Spawn) and message.incarnation:
-                crowds.tell(message.rank, do="spawn", incarnation=message.incarnation)
-            elif isinstance(message, p.End) and not ended.done():
-                ended.set_result(message.reason)
-
-        agent = await AgentLink.open(address, env["EVERTRAIN_TOKEN"], size, obey, lambda reason: None)
-        agent.listen()
-
-        async def beat() -> None:
-            while True:
-                agent.send(p.Beat())
-                await asyncio.sleep(BOUND / 4)
-
-        beats = asyncio.create_task(beat())
         try:
             began = time.monotonic()
             crowds.tell(None, do="connect")
@@ -170,15 +158,10 @@ async def measure(size: int, faults: int, idle: float) -> Figures:
                 await asyncio.sleep(0.2)  # let the last answers of the ranks arrive
                 rank = (number * 7919) % size
                 crowds.tell(rank, do="kill", attempt=number)
-                await crowds.all_have("killed", rank, crowds=1)
-                began = time.monotonic()
-                fault = p.Fault(kind="exit", rank=rank, incarnation=0, exit_code=-9, at=began)
-                agent.send(p.Observed(fault=fault))
+                began = await crowds.all_have("killed", rank, crowds=1)
                 figures.decision.append(await crowds.all_have("Stop", number) - began)
                 figures.round_trip.append(await crowds.all_have("Join", number + 1) - began)
                 figures.recovery.append(await crowds.all_have("Go", number + 1) - began)
-                if ended.done():
-                    raise Stuck(f"the job ended: {ended.result()}")
             await asyncio.sleep(0.5)
             figures.bytes_per_rank = (process.memory_info().rss - before) / size
             used = sum(process.cpu_times()[:2])
@@ -186,8 +169,6 @@ async def measure(size: int, faults: int, idle: float) -> Figures:
             await asyncio.sleep(idle)
             figures.idle_cpu = 100 * (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - began)
         finally:
-            beats.cancel()
-            agent.close()
             await crowds.close()
     return figures
 

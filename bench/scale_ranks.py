@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,6 +23,11 @@ from evertrain.mindio import protocol as p
 
 _AT_ONCE = 200
 """Connections that one process opens at a time; the listener's queue is finite."""
+
+
+def per_node(world_size: int) -> int:
+    """Eight ranks on a node, or as many as nodes of equal size allow."""
+    return math.gcd(world_size, 8)
 
 
 class _Order(msgspec.Struct, tag=True):
@@ -66,12 +73,70 @@ class Ping(_Order):
     number: int
 
 
+class Memo(_Order):
+    pass
+
+
 _decoder = msgspec.msgpack.Decoder(tuple[int, Welcome | Refused | Stop | Join | Repair | Go | Exit | Release | Ping])
+
+
+class Spawn(_Order):
+    rank: int
+    incarnation: int
+
+
+class End(_Order):
+    reason: str
+
+
+class Beat(_Order):
+    pass
+
+
+class Incident(_Order):
+    pass
+
+
+_agent_decoder = msgspec.msgpack.Decoder(tuple[int, Welcome | Refused | Spawn | End | Beat | Incident | Memo])
+
+
+class Agent(asyncio.Protocol):
+    """Starts the ranks of one node when it is told to, tells of their ends, and beats."""
+
+    def __init__(self, crowd: Crowd, node: int, ranks: range) -> None:
+        self._crowd, self.node, self.ranks = crowd, node, ranks
+        self._reader, self._writer = p.FrameReader(_agent_decoder), p.FrameWriter()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.say(
+            p.Hello(
+                version=p.VERSION, token=os.environ["EVERTRAIN_TOKEN"], role="agent", node=self.node,
+                ranks=list(self.ranks), world_size=self._crowd.world_size, address="127.0.0.1", master_port=1,
+            )
+        )  # fmt: skip
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            match message:
+                case Spawn(rank=rank, incarnation=incarnation):
+                    self._crowd.spawn(rank, incarnation)
+                case End(reason=reason) | Refused(reason=reason):
+                    self._crowd.tell(error=f"the agent of node {self.node} was told: {reason}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+
+    def say(self, message: p.Message) -> None:
+        if self.transport is not None:
+            self.transport.write(self._writer.frame(message))
 
 
 class Rank(asyncio.Protocol):
     def __init__(self, crowd: Crowd, rank: int, incarnation: int) -> None:
-        self._crowd, self.rank, self._incarnation = crowd, rank, incarnation
+        self._crowd, self.rank, self.incarnation = crowd, rank, incarnation
         self._reader, self._writer = p.FrameReader(_decoder), p.FrameWriter()
         self._step = 0
         self.transport: asyncio.Transport | None = None
@@ -81,7 +146,7 @@ class Rank(asyncio.Protocol):
         self.transport = transport
         self._crowd.come(self)
         token = os.environ["EVERTRAIN_TOKEN"]
-        self._say(p.Hello(version=p.VERSION, token=token, role="rank", rank=self.rank, incarnation=self._incarnation))
+        self._say(p.Hello(version=p.VERSION, token=token, role="rank", rank=self.rank, incarnation=self.incarnation))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
@@ -91,15 +156,15 @@ class Rank(asyncio.Protocol):
         for message in self._reader.feed(data):
             match message:
                 case Welcome():
-                    fresh = self._incarnation == 0 or self._step == 0
+                    fresh = self.incarnation == 0 or self._step == 0
                     self._say(p.Out(step=0, clean=True, fresh=fresh, fingerprint="f", state_bytes=1))
-                    self._crowd.got("Welcome", self._incarnation)
+                    self._crowd.got("Welcome", self.incarnation)
                 case Stop(attempt=attempt):
                     self._crowd.got("Stop", attempt)
                     self._say(p.Out(step=self._step, clean=True, attempt=attempt, fingerprint="f", state_bytes=1))
                 case Join(generation=generation, step=step):
                     self._crowd.got("Join", generation)
-                    self._say(p.Joined(generation=generation, digest="d" if step == self._step else ""))
+                    self._say(p.Joined(generation=generation, digests={p.STATE: "d"} if step == self._step else {}))
                 case Repair(generation=generation, step=step):
                     self._crowd.got("Repair", generation)
                     self._step = step
@@ -117,7 +182,12 @@ class Rank(asyncio.Protocol):
 
 
 class Crowd:
-    def __init__(self, address: tuple[str, int], source: str, ranks: range) -> None:
+    def __init__(self, address: tuple[str, int], source: str, ranks: range, world_size: int, bound: float) -> None:
+        self.world_size, self._bound = world_size, bound
+        self._per_node = per_node(world_size)
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._agents: dict[int, Agent] = {}
+        self._starting: set[asyncio.Task[None]] = set()
         self._address, self._source = address, source
         self._ranks = ranks
         self._links: dict[int, Rank] = {}
@@ -144,39 +214,66 @@ class Crowd:
         if self._links.get(rank.rank) is rank:
             del self._links[rank.rank]
 
-    async def connect(self, rank: int, incarnation: int, gate: asyncio.Semaphore) -> None:
-        loop = asyncio.get_running_loop()
-        async with gate:
-            await loop.create_connection(
-                lambda: Rank(self, rank, incarnation), *self._address, local_addr=(self._source, 0)
+    def spawn(self, rank: int, incarnation: int) -> None:
+        task = asyncio.create_task(self._connect(lambda: Rank(self, rank, incarnation)))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _connect(self, make: Callable[[], asyncio.Protocol]) -> asyncio.BaseProtocol:
+        async with self._gate:
+            _, link = await asyncio.get_running_loop().create_connection(
+                make, *self._address, local_addr=(self._source, 0)
             )
+        return link
+
+    async def _connect_agents(self) -> None:
+        """Their ranks follow when the controller orders them."""
+        for first in range(self._ranks.start, self._ranks.stop, self._per_node):
+            node, ranks = first // self._per_node, range(first, min(first + self._per_node, self._ranks.stop))
+            link = await self._connect(lambda node=node, ranks=ranks: Agent(self, node, ranks))  # type: ignore[misc]
+            assert isinstance(link, Agent)
+            self._agents[node] = link
+
+    async def _beat(self, agent: Agent, delay: float) -> None:
+        while True:
+            await asyncio.sleep(delay)
+            agent.say(p.Beat(at=time.monotonic()))
+            delay = self._bound / 4
 
     async def run(self) -> None:
-        gate = asyncio.Semaphore(_AT_ONCE)
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         self.tell(ready=True)
+        beats = []
         while line := await reader.readline():
             match json.loads(line):
                 case {"do": "connect"}:
-                    async with asyncio.TaskGroup() as group:
-                        for rank in self._ranks:
-                            group.create_task(self.connect(rank, 0, gate))
+                    await self._connect_agents()
+                    for number, agent in enumerate(self._agents.values()):
+                        # Nodes do not beat in time with each other.
+                        delay = self._bound / 4 * number / len(self._agents)
+                        beats.append(asyncio.create_task(self._beat(agent, delay)))
                 case {"do": "kill", "rank": rank, "attempt": attempt}:
                     # Like a process that is going: it does nothing any more, its link ends later.
                     link = self._links.pop(rank)
                     if link.transport is not None:
                         link.transport.pause_reading()
                     self._without_one.add(attempt)
-                    self.tell(kind="killed", number=rank)
-                case {"do": "spawn", "rank": rank, "incarnation": incarnation}:
-                    await self.connect(rank, incarnation, gate)
+                    now = time.monotonic()
+                    fault = p.Fault(kind="exit", rank=rank, incarnation=link.incarnation, exit_code=-9, at=now)
+                    self._agents[rank // self._per_node].say(p.Observed(fault=fault))
+                    self.tell(kind="killed", number=rank, at=now)
 
 
-def main(host: str, port: str, source: str, first: str, last: str) -> None:
+def main(host: str, port: str, source: str, first: str, last: str, world_size: str, bound: str) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    asyncio.run(Crowd((host, int(port)), source, range(int(first), int(last))).run())
+    ranks = range(int(first), int(last))
+    asyncio.run(run((host, int(port)), source, ranks, int(world_size), float(bound)))
+
+
+async def run(address: tuple[str, int], source: str, ranks: range, world_size: int, bound: float) -> None:
+    await Crowd(address, source, ranks, world_size, bound).run()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,10 @@ def node(authority: Authority) -> Issued:
     return authority.issue()
 
 
+def hello(token: str) -> p.Hello:
+    return p.Hello(version=p.VERSION, token=token, role="agent", ranks=[0, 1], world_size=2)
+
+
 class Job:
     """A controller with an agent and two ranks that are training."""
 
@@ -54,7 +58,7 @@ async def job(context: ssl.SSLContext | None, client: ssl.SSLContext | None) -> 
     server = Server(Machine(2, Timing.derive(0.5)), TOKEN, tls=context)
     await server.start()
     heard: list[p.Message] = []
-    agent = await AgentLink.open(server.address, TOKEN, 2, heard.append, lambda reason: None, tls=client)
+    agent, _ = await AgentLink.open(server.address, hello(TOKEN), heard.append, lambda reason: None, tls=client)
     agent.listen()
     ranks = [Processor(server.address, TOKEN, rank=rank, tls=client) for rank in range(2)]
     try:
@@ -62,7 +66,7 @@ async def job(context: ssl.SSLContext | None, client: ssl.SSLContext | None) -> 
             await asyncio.to_thread(rank.connect)
             rank.send(p.Out(step=0, clean=True, fresh=True))
         for expected, answer in (
-            (p.Join, p.Joined(generation=1, digest="same")),
+            (p.Join, p.Joined(generation=1, digests={p.STATE: "same"})),
             (p.Repair, p.Repaired(generation=1, ok=True, step=0)),
             (p.Go, p.Resumed(generation=1, step=1)),
         ):
@@ -103,7 +107,7 @@ def test_strangers_are_refused_in_words_on_both_sides_and_the_job_does_not_notic
                 assert stranger.token not in caplog.text
                 assert await running.undisturbed(count), stranger.name
                 with pytest.raises(LinkError) as refused:
-                    await AgentLink.open(address, stranger.token, 2, print, print, tls=stranger.context)
+                    await AgentLink.open(address, hello(stranger.token), print, print, tls=stranger.context)
                 assert stranger.hears in str(refused.value), stranger.name
             assert len(running.server.links) <= 3 + 1
 

@@ -13,7 +13,7 @@ from evertrain.mindio import protocol as p
 
 MESSAGES: list[p.Message] = [
     p.Out(step=3, clean=True, fault=p.Fault(kind="uce", rank=1, exit_code=-9, stack="s\n")),
-    p.Join(generation=2, members=[0, 1], step=3, prefix="g2/"),
+    p.Join(generation=2, spans=[(0, 1)], step=3, prefix="g2/"),
     p.Repair(generation=2, step=3, sends=[("state", 1)], receives=[("shard:1", 2, "ab")]),
     p.StoreSet(key="g2/a", value=b"\x00\xff"),
     p.Incident(record={"event": "fault", "rank": 1, "ms": 1.5, "list": [1, None]}),
@@ -33,6 +33,13 @@ def test_a_prepared_message_is_the_message() -> None:
     writer, reader = p.FrameWriter(), p.FrameReader()
     prepared = p.prepare(MESSAGES[1])
     assert reader.feed(writer.frame(prepared) + writer.frame(prepared)) == [MESSAGES[1]] * 2
+
+
+@given(st.sets(st.integers(0, 30)))
+def test_members_as_spans(ranks: set[int]) -> None:
+    spans = p.spans(sorted(ranks))
+    assert p.Join(generation=1, spans=spans, step=0, prefix="").members == sorted(ranks)
+    assert all(first > last + 1 for (_, last), (first, _) in zip(spans, spans[1:], strict=False))
 
 
 def test_duplicates_are_dropped() -> None:

@@ -255,10 +255,15 @@ class Join(Message):
     """
 
     generation: int
-    members: list[int]
+    spans: list[tuple[int, int]]
+    """First and last of each unbroken run of members: every rank gets this list, so it must not grow with the job."""
     step: int
     prefix: str
     need_digest: bool = True
+
+    @property
+    def members(self) -> list[int]:
+        return [rank for first, last in self.spans for rank in range(first, last + 1)]
 
 
 class Repair(Message):
@@ -490,6 +495,18 @@ AnyMessage = (
     | Spawn | Kill | Prepare | Promote | Incident | End | Memo
     | Command | Answer
 )  # fmt: skip
+
+
+def spans(ranks: list[int]) -> list[tuple[int, int]]:
+    """Ascending ranks as first and last of each unbroken run."""
+    result: list[tuple[int, int]] = []
+    for rank in ranks:
+        if result and rank == result[-1][1] + 1:
+            result[-1] = result[-1][0], rank
+        else:
+            result.append((rank, rank))
+    return result
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, AnyMessage])

@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
         description="The controller of one job. The job token is read from EVERTRAIN_TOKEN.",
     )
     result.add_argument("--world-size", type=int, required=True, help="number of ranks")
+    result.add_argument("--nnodes", type=int, default=1, help="nodes, each with an agent of its own (%(default)s)")
     result.add_argument("--bound", type=float, default=DEFAULT_BOUND, help="detection bound in seconds (%(default)s)")
     result.add_argument("--max-restarts", type=int, default=0, help="restarts of all processes (%(default)s)")
     result.add_argument("--no-dump", action="store_true", help="write no checkpoint before a restart or the end")
@@ -73,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
             options.world_size,
             Timing.derive(options.bound),
             max_restarts=options.max_restarts,
+            nnodes=options.nnodes,
             can_dump=not options.no_dump,
             wall_offset=time.time() - time.monotonic(),
         )

@@ -35,7 +35,7 @@ from evertrain.mindio.controller.states import (
     State,
     ToAgent,
 )
-from evertrain.mindio.protocol import Dump, End, Exit, Fault, Go, Join, Message, Repair, Spawn, Stop
+from evertrain.mindio.protocol import Dump, End, Exit, Fault, Go, Join, Message, Repair, Spawn, Stop, spans
 from evertrain.mindio.protocol import Incident as IncidentMessage
 from evertrain.mindio.timing import Timing
 
@@ -172,7 +172,7 @@ class Job(ABC):
         self._actions.append(OpenGeneration(self._prefix))
         join = Join(
             generation=self.generation,
-            members=members,
+            spans=spans(members),
             step=start.step,
             prefix=self._prefix,
             need_digest=not start.load,

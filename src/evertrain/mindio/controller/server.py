@@ -61,7 +61,11 @@ MAX_BACKLOG = 4 * protocol.MAX_FRAME
 """Bytes that may wait for a peer that does not read before its link is given up."""
 
 
-class Link(asyncio.Protocol):
+# Shared by all links, which are read one after the other: a fresh one for every few bytes costs more than reading them.
+_buffer = memoryview(bytearray(1 << 18))
+
+
+class Link(asyncio.BufferedProtocol):
     """One accepted connection. Frames in both directions; who is at the other end is known after its `Hello`."""
 
     def __init__(self, server: Server) -> None:
@@ -138,6 +142,12 @@ class Link(asyncio.Protocol):
 
     def _lose_patience(self) -> None:
         self.close("" if self._refused else "it did not say who it is")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(_buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self._refused or (self._untouched and not self._agree_on_tls(data[0])):
@@ -246,6 +256,7 @@ class Server:
         self._store.open(PRELUDE)
         self._listener: asyncio.Server | None = None
         self._tick: asyncio.TimerHandle | None = None
+        self._tick_at = 0.0
         self._watches: dict[int, asyncio.TimerHandle] = {}
         self._over: asyncio.Future[tuple[int, str]] | None = None
 
@@ -376,15 +387,29 @@ class Server:
 
     def _feed(self, event: Event) -> None:
         self._carry_out(self.machine.handle(event, self._clock()))
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
         if self._over is not None and self.machine.ended is not None:
             if not self._over.done():
                 self._over.set_result(self.machine.ended)
-        elif (deadline := self.machine.deadline) is not None:
-            delay = max(deadline - self._clock(), 0.0)
-            self._tick = asyncio.get_running_loop().call_later(delay, self._feed, Tick())
+        else:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        """For the machine's deadline. One that is set for an earlier time stays: most events move the deadline away."""
+        deadline = self.machine.deadline
+        if deadline is None or (self._tick is not None and self._tick_at <= deadline):
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        delay = max(deadline - self._clock(), 0.0)
+        self._tick, self._tick_at = asyncio.get_running_loop().call_later(delay, self._on_timer), deadline
+
+    def _on_timer(self) -> None:
+        self._tick = None
+        deadline = self.machine.deadline
+        if deadline is not None and deadline <= self._clock():
+            self._feed(Tick())
+        else:
+            self._set_timer()
 
     def _carry_out(self, actions: list[Action]) -> None:
         message: Message | None = None
