@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from evertrain.mindio import protocol as p
+from evertrain.mindio.timing import Timing
 
 _AT_ONCE = 200
 """Connections that one process opens at a time; the listener's queue is finite."""
@@ -115,6 +116,7 @@ class Agent(asyncio.Protocol):
             p.Hello(
                 version=p.VERSION, token=os.environ["EVERTRAIN_TOKEN"], role="agent", node=self.node,
                 ranks=list(self.ranks), world_size=self._crowd.world_size, address="127.0.0.1", master_port=1,
+                records=self.node <= 1,
             )
         )  # fmt: skip
 
@@ -183,7 +185,8 @@ class Rank(asyncio.Protocol):
 
 class Crowd:
     def __init__(self, address: tuple[str, int], source: str, ranks: range, world_size: int, bound: float) -> None:
-        self.world_size, self._bound = world_size, bound
+        self.world_size = world_size
+        self._heartbeat = Timing.derive(bound, world_size // per_node(world_size)).heartbeat
         self._per_node = per_node(world_size)
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._agents: dict[int, Agent] = {}
@@ -238,7 +241,7 @@ class Crowd:
         while True:
             await asyncio.sleep(delay)
             agent.say(p.Beat(at=time.monotonic()))
-            delay = self._bound / 4
+            delay = self._heartbeat
 
     async def run(self) -> None:
         reader = asyncio.StreamReader()
@@ -251,7 +254,7 @@ class Crowd:
                     await self._connect_agents()
                     for number, agent in enumerate(self._agents.values()):
                         # Nodes do not beat in time with each other.
-                        delay = self._bound / 4 * number / len(self._agents)
+                        delay = self._heartbeat * number / len(self._agents)
                         beats.append(asyncio.create_task(self._beat(agent, delay)))
                 case {"do": "kill", "rank": rank, "attempt": attempt}:
                     # Like a process that is going: it does nothing any more, its link ends later.

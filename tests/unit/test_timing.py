@@ -21,8 +21,8 @@ def test_a_bound_must_be_positive(bound: float) -> None:
 
 
 def test_an_override_that_contradicts_is_refused_with_the_reason() -> None:
-    with pytest.raises(TimingError, match=r"heartbeat \(3 s\) must not exceed bound \(2 s\): a healthy agent"):
-        Timing.derive(2, heartbeat=3)
+    with pytest.raises(TimingError, match=r"heartbeat \(3 s\) must not exceed silence \(2 s\): a healthy agent"):
+        Timing.derive(2, heartbeat=3, silence=2)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -33,3 +33,9 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 def test_a_repair_gets_time_for_its_bytes() -> None:
     timing = Timing.derive(2)
     assert timing.repair_time(10**9) == timing.repair + 20
+
+
+@pytest.mark.parametrize(("nnodes", "heartbeat"), [(1, 0.5), (40, 0.5), (1250, 15.625)])
+def test_the_beats_of_many_nodes_are_no_load(nnodes: int, heartbeat: float) -> None:
+    timing = Timing.derive(2.0, nnodes)
+    assert timing.heartbeat == heartbeat and 4 * heartbeat <= timing.silence < timing.takeover

@@ -147,7 +147,7 @@ def build(
         node_wait=values["node_wait"],
         events_everywhere=values["events_everywhere"],
         max_restarts=values["max_restarts"],
-        timing=_timing(values),
+        timing=_timing(values, nnodes),
         # A spare is a Python process that has torch imported; it can't become any other program.
         warm=0 if values["no_python"] and not values["run_path"] else values["warm"],
         warm_imports=tuple(values["warm_import"]),
@@ -258,14 +258,14 @@ def _check_script(script: str, values: dict[str, Any]) -> None:
         raise ConfigError(f"the script {script!r} does not exist")
 
 
-def _timing(values: dict[str, Any]) -> Timing:
+def _timing(values: dict[str, Any], nnodes: int) -> Timing:
     overrides = dict(values["timing"])
     grace = values["grace"] or values["shutdown_timeout"]
     if grace:
         overrides.setdefault("grace", float(grace))
     bound = overrides.pop("bound", values["bound"])
     try:
-        return Timing.derive(bound, **overrides)
+        return Timing.derive(bound, nnodes, **overrides)
     except TimingError as error:
         raise ConfigError(f"timing: {error}") from None
 

@@ -269,6 +269,8 @@ class Supervisor:
             node=config.node_rank,
             address=self._address(),
             master_port=self._spawner.master_port if config.nnodes > 1 and config.node_rank == 0 else 0,
+            # The first two nodes, because a controller may come to be there.
+            records=config.node_rank <= 1 or config.events_everywhere,
             at=time.monotonic(),
             incarnations={rank: process.incarnation for rank, process in living.items()},
             booting=[rank for rank, process in living.items() if not process.board.steps_done],

@@ -63,6 +63,8 @@ class Hello(Message):
     """Of an agent: the host under which other nodes reach its ranks. Of a controller: where it listens, HOST:PORT."""
     master_port: int = 0
     """A port that is free on the agent's node, for the script's own rendezvous; 0 if nobody will ask for it."""
+    records: bool = True
+    """An agent that writes the timeline down; the others are told only of its incidents."""
     at: float = 0.0
     epoch: int = 0
     """The highest number of a controller that the sender has been linked to; an older one has no say any more."""

@@ -48,12 +48,14 @@ class Timing:
     """How long a termination may take, the dying-gasp checkpoint included, before processes are killed."""
 
     @classmethod
-    def derive(cls, bound: float = DEFAULT_BOUND, **overrides: float) -> Timing:
+    def derive(cls, bound: float = DEFAULT_BOUND, nnodes: int = 1, **overrides: float) -> Timing:
         if not bound > 0:
             raise TimingError(f"the detection bound must be a positive number of seconds, not {bound}")
+        heartbeat = overrides.get("heartbeat", max(bound / 4, nnodes / BEATS_PER_SECOND))
+        silence = max(5 * bound, 10.0, 4 * heartbeat)
         values = dict(
             bound=bound,
-            heartbeat=bound / 4,
+            heartbeat=heartbeat,
             data_stall=5 * bound,
             busy_stall=30 * bound,
             first_step=max(150 * bound, 60.0),
@@ -61,8 +63,8 @@ class Timing:
             start=max(150 * bound, 120.0),
             rebuild=max(5 * bound, 5.0),
             repair=max(10 * bound, 10.0),
-            silence=max(5 * bound, 10.0),
-            takeover=max(15 * bound, 30.0),
+            silence=silence,
+            takeover=max(15 * bound, 30.0, 2 * silence),
             group=max(15 * bound, 30.0),
             grace=30.0,
         )
@@ -81,7 +83,6 @@ class Timing:
             if not getattr(self, name) > 0:
                 raise TimingError(f"{name} must be a positive number of seconds, not {getattr(self, name)}")
         for shorter, longer, why in (
-            ("heartbeat", "bound", "a healthy agent would count as lost between two heartbeats"),
             ("bound", "data_stall", "a loader gets at least the patience of any other code"),
             ("bound", "busy_stall", "a computing rank gets at least the patience of a silent one"),
             ("bound", "first_step", "a first step gets at least the patience of any other step"),
@@ -97,4 +98,7 @@ class Timing:
         return self.repair + state_bytes / REPAIR_BYTES_PER_SECOND
 
 
+BEATS_PER_SECOND = 80
+"""What a controller has to hear from all agents together; more would be a noticeable load on it. A broken link shows at
+once whatever the heartbeat is; it is for agents that are stopped or frozen."""
 REPAIR_BYTES_PER_SECOND = 50_000_000

@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         machine = Machine(
             options.world_size,
-            Timing.derive(options.bound),
+            Timing.derive(options.bound, options.nnodes),
             max_restarts=options.max_restarts,
             nnodes=options.nnodes,
             can_dump=not options.no_dump,

@@ -97,6 +97,15 @@ class Link(asyncio.BufferedProtocol):
             log.error("%s does not read what it is sent; its link is closed", self.name)
             transport.abort()
 
+    def keep_alive(self, seconds: float) -> None:
+        """Have the kernel find out about a machine that is gone; heartbeats may be far apart."""
+        if self._transport is not None:
+            link, interval = self._transport.get_extra_info("socket"), max(int(seconds), 1)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in ((socket.TCP_KEEPIDLE, interval), (socket.TCP_KEEPINTVL, interval)):
+                link.setsockopt(socket.IPPROTO_TCP, option, value)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
     def close(self, why: str = "") -> None:
         if why:
             level = logging.ERROR if self.hello is None else logging.WARNING
@@ -257,6 +266,8 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = 0.0
+        self._announced = ""
+        """The newest incident that all agents have heard of."""
         self._watches: dict[int, asyncio.TimerHandle] = {}
         self._over: asyncio.Future[tuple[int, str]] | None = None
 
@@ -324,6 +335,7 @@ class Server:
             self._heard[hello.node] = self._clock()
             self._clocks.sample(hello.node, hello.at, self._clock())
             self._watch_agent(hello.node)
+            link.keep_alive(self.machine.timing.bound)
             self._feed(FromAgent(hello, hello.node))
             return
         if hello.role == "control":
@@ -430,15 +442,28 @@ class Server:
                 case ToAgent(order):
                     if isinstance(order, protocol.Promote) and order.rank in self._prepared:
                         self._ranks[order.rank] = self._prepared.pop(order.rank)
-                    # What concerns one rank is for the agent of its node.
-                    concerned = getattr(order, "rank", None)
-                    for node, agent in self._agents.items():
-                        if concerned is None or self.machine.node_of(concerned) == node:
-                            agent.send(order)
+                    self._order_agents(order)
                 case OpenGeneration(prefix):
                     self._store.open(prefix)
                 case CloseGeneration(prefix):
                     self._store.close(prefix)
+
+    def _order_agents(self, order: Message) -> None:
+        """What concerns one rank is for the agent of its node. Of the timeline an agent that does not write it down
+        gets what it acts on: a job of many nodes would drown in copies."""
+        concerned = getattr(order, "rank", None)
+        if concerned is not None:
+            agent = self._agents.get(self.machine.node_of(concerned))
+            return agent.send(order) if agent is not None else None
+        for_all = True
+        if isinstance(order, protocol.Incident):
+            event, incident = order.record.get("event"), order.record.get("incident", "")
+            for_all = event in ("incident", "warning") or (event == "fault" and incident != self._announced)
+            self._announced = incident if event == "fault" else self._announced
+        prepared = protocol.prepare(order)
+        for agent in self._agents.values():
+            if for_all or (agent.hello is not None and agent.hello.records):
+                agent.send(prepared)
 
     def _link_of(self, rank: int, incarnation: int) -> Link | None:
         for links in (self._ranks, self._prepared):
