@@ -14,6 +14,7 @@ Keeps distributed training running through faults.
 
 commands:
   launch      start a training script on this machine and keep it running (takes torchrun's options)
+  ctl         pause a running job, let it continue, exchange a process, ask for its status
   timeline    show what happened in a run, from its events file
   demo        train, kill a process in the middle, and compare the results
   controller  run a job's controller by itself, for agents that connect over the network
@@ -25,6 +26,12 @@ commands:
 
 def _launch(argv: Sequence[str]) -> int:
     from evertrain.launch.launcher import main
+
+    return main(argv)
+
+
+def _ctl(argv: Sequence[str]) -> int:
+    from evertrain.cli.ctl import main
 
     return main(argv)
 
@@ -54,6 +61,7 @@ def _version(argv: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "launch": _launch,
+    "ctl": _ctl,
     "timeline": _timeline,
     "demo": _demo,
     "controller": _controller,

@@ -22,7 +22,7 @@ from evertrain.launch.events import EventsFile
 from evertrain.launch.link import LinkError
 from evertrain.launch.output import Outputs
 from evertrain.launch.supervisor import INTERNAL_ERROR, Supervisor
-from evertrain.mindio import tls
+from evertrain.mindio import control, tls
 from evertrain.mindio.controller.machine import Machine
 from evertrain.mindio.controller.server import Server
 from evertrain.mindio.tls_dates import DateWatch
@@ -58,12 +58,17 @@ async def launch(config: LaunchConfig) -> int:
     dates = DateWatch(config.tls, lookout, lambda text: outputs.say(f"warning: {text}")) if config.tls else None
     events = EventsFile(config, outputs)
     supervisor = Supervisor(config, outputs, events)
+    door = ""
+    if config.events and server is not None:
+        door = control.write_door(config.events, f"{host}:{port}", token)
+        events.tell("control", address=f"{host}:{port}")
     loop.set_exception_handler(lambda loop, context: _on_internal_error(loop, context, supervisor))
     for number in config.signals:
         loop.add_signal_handler(number, supervisor.terminate, number)
     try:
         return await supervisor.run([f"{host}:{port}"], token)
     finally:
+        control.remove_door(door)
         if dates is not None:
             dates.close()
         if server is not None:
