@@ -32,7 +32,8 @@ board = Board(int(os.environ[BOARD_FD]))
 stop = threading.Event()
 link = Processor((host, int(port)), os.environ["EVERTRAIN_TOKEN"], rank=rank, pid=os.getpid(), board=board,
                  incarnation=int(os.environ["EVERTRAIN_INCARNATION"]), on_stop=stop.set)
-step, attempt = 0, -1
+step, attempt, paused = 0, -1, 0
+held = []
 
 
 def once(name):
@@ -77,7 +78,7 @@ def trouble(name):
 
 def train(generation):
     """True if the training is complete."""
-    global step
+    global step, paused
     stop.clear()
     first = True
     while step < steps:
@@ -86,13 +87,21 @@ def train(generation):
             if int(at) == step and who in ("*", str(rank)) and once(f"{name}-{at}-{rank}"):
                 board.fault_now()
                 trouble(name)
-        if stop.wait(seconds):
+        if stop.wait(0 if os.path.exists(os.path.join(folder, "hurry")) else seconds):
             return False
         step += 1
         board.progress(step)
         if first:
             link.send(p.Resumed(generation=generation, step=step))
             first = False
+        if link.newest_pause > paused:
+            board.mark(OUTSIDE)
+            link.send(p.Paused(generation=generation, step=step))
+            message = link.receive()
+            if not isinstance(message, p.Continue):
+                held.append(message)
+                return False
+            paused = message.number
     return True
 
 
@@ -102,7 +111,7 @@ board.mark(OUTSIDE)
 link.send(p.Out(step=step, clean=True, fresh=True, fingerprint="x"))
 while True:
     try:
-        message = link.receive()
+        message = held.pop() if held else link.receive()
     except LinkLost:
         sys.exit(1)
     if isinstance(message, p.Stop):
@@ -115,6 +124,7 @@ while True:
         step = message.step
         link.send(p.Repaired(generation=message.generation, ok=True, step=step))
     elif isinstance(message, p.Go):
+        paused = message.pauses
         if train(message.generation):
             board.mark(FINISHED)
             link.send(p.Finished(step=step))

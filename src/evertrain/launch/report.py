@@ -27,6 +27,9 @@ def fault_sentence(fault: Mapping[str, Any]) -> str:
     """`rank 1 was killed by SIGKILL at step 12`."""
     code, detail = fault.get("exit_code"), _first_line(str(fault.get("detail", "")))
     kind = fault.get("kind", "")
+    if kind in ("rejoin", "hot-switch"):
+        what = "is back" if kind == "rejoin" else "has a new process ready"
+        return f"rank {fault.get('rank', '?')} {what}"
     if kind == "exit":
         what = ("was " if (code or 0) < 0 else "") + exit_words(code)
         if (code or 0) >= 0 and "; " in detail:
@@ -77,6 +80,10 @@ def incident_line(record: Mapping[str, Any], warm_ranks: Collection[int] = ()) -
 def _cure(decision: str, restarted: list[int], warm_ranks: Collection[int]) -> str:
     if decision == "retry":
         return "the step was run again"
+    if decision == "hot-switch":
+        return "its process was exchanged"
+    if decision == "elastic-training":
+        return "the others went on without it" if restarted else "all went on together"
     if decision == "restart":
         return "all processes were restarted"
     warm = all(rank in warm_ranks for rank in restarted)
