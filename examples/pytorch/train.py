@@ -123,6 +123,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scheduler", choices=("cosine", "step"), default="cosine")
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient; 0 for no limit")
     parser.add_argument("--amp", action="store_true", help="mixed precision with a GradScaler")
+    parser.add_argument("--sharded", action="store_true", help="shard the optimizer's state over the ranks")
+    parser.add_argument("--replica-cnt", type=int, default=2, help="ranks that hold the same shard")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--checkpoint-dir", help="where checkpoints are written to and continued from")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="steps between checkpoints; 0 for none")
@@ -154,10 +156,11 @@ def main() -> None:
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, scaler=scaler if args.amp else None,
         extra={"samples": log}, seed=args.seed,
         checkpoint_dir=args.checkpoint_dir, checkpoint_every=args.checkpoint_every,
+        sharded=args.sharded, replica_cnt=args.replica_cnt,
     )  # fmt: skip
 
     @training.resilient  # (2) what is entered again after a fault
-    def train() -> None:
+    def train() -> dict:
         for step, batches in training.steps(loader, until=args.steps, accumulate=args.accumulate):  # (3)
             ids, mean_loss = [], 0.0
             for batch in training.micro(batches):  # gradients are summed over the ranks in the last one
@@ -180,9 +183,10 @@ def main() -> None:
             log.append(step, consumed.cpu())
             if training.rank == 0 and args.log_every and (step + 1) % args.log_every == 0:
                 print(f"step {step + 1}/{args.steps}  loss {mean_loss:.4f}", flush=True)
+        return training.optimizer_state_dict()  # the whole of it, if it is sharded
 
-    train()
-    learned = fingerprint(*(part.state_dict() for part in (model, optimizer, scheduler, scaler)))
+    whole = train()
+    learned = fingerprint(model.state_dict(), whole, scheduler.state_dict(), scaler.state_dict())
     result = {"rank": training.rank, "step": training.step, "sha256": learned, "samples_sha256": log.digest}
     print(json.dumps(result) + "\n", end="", flush=True)  # one write, so that lines of several ranks can't mix
 

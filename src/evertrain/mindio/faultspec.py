@@ -20,9 +20,10 @@ KINDS = {
     "term": "SIGTERM to the launcher, as a preemption does",
     "corrupt": "when this rank is next the source of a repair, bits flip in what it holds",
 }
-PHASES = ("data", "forward", "backward", "allreduce", "optimizer", "checkpoint", "repair", "start")
-"""The phases of a step; `repair` is the moment when a rank sends or receives state, `start` that when a process has
-built its model and is about to enter the training function."""
+PHASES = ("data", "forward", "backward", "allreduce", "optimizer", "gather", "checkpoint", "repair", "start")
+"""The phases of a step; `gather` is the exchange of the new weights of a sharded optimizer, `repair` the moment when a
+rank sends or receives state, `start` that when a process has built its model and is about to enter the training
+function."""
 
 
 class FaultSpecError(ValueError):

@@ -310,6 +310,8 @@ class Dump(Message):
 
     step: int
     parts: tuple[str, ...] = (STATE,)
+    mark: str = ""
+    """The same for all parts of one checkpoint, and for no other."""
 
 
 class Release(Message):

@@ -83,8 +83,10 @@ class Header(msgspec.Struct, frozen=True):
 class Saving:
     """A checkpoint being written in the background."""
 
-    def __init__(self, step: int, packed: Packed, reason: str) -> None:
-        self.step, self.packed, self.reason = step, packed, reason
+    def __init__(
+        self, step: int, copies: list[torch.Tensor], write: Callable[[list[torch.Tensor]], Path | None]
+    ) -> None:
+        self.step, self.copies, self.write = step, copies, write
         self.path: Path | None = None
         self.error: Exception | None = None
         self._done = threading.Event()
@@ -112,6 +114,8 @@ class Checkpoints:
         self.directory = Path(directory)
         self.keep = keep
         self._on_result = on_result
+        self.unusable: set[int] = set()
+        """Steps whose checkpoints turned out to be damaged."""
         self._clones: list[torch.Tensor] = []
         self._count = itertools.count()
         # Work for the one writer thread, in order. Being in this queue is the only mark of being under way: there is
@@ -131,7 +135,16 @@ class Checkpoints:
         """Write a checkpoint now. Returns when it is on the disk under its name; raises CheckpointError."""
         if step < 0:
             raise ValueError(f"a step can't be negative: {step}")
-        path = self.directory / f"step-{step:012d}.ckpt"
+        path = self.path_of(step)
+        self._put(path, step, packed, reason)
+        self._prune(path)
+        return path
+
+    def path_of(self, step: int) -> Path:
+        return self.directory / f"step-{step:012d}.ckpt"
+
+    def _put(self, path: Path, step: int, packed: Packed, reason: str) -> None:
+        """Write one file, whole or not at all."""
         writer = f"{_host()}.{os.getpid()}-{_started(os.getpid())}-{next(self._count)}"
         temporary = self.directory / f".step-{step:012d}.{writer}.tmp"
         try:
@@ -145,23 +158,28 @@ class Checkpoints:
             finally:
                 with contextlib.suppress(OSError):  # after the renaming there is nothing to remove
                     temporary.unlink()
-            _sync_directory(self.directory)
+            _sync_directory(path.parent)
         except OSError as error:
             what = f"can't write the checkpoint of step {step} to {self.directory}"
             space = self._space(packed) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
             raise _explained(error, what, space) from error
-        self._prune(path)
-        return path
 
     def save_async(self, step: int, packed: Packed, reason: str = "periodic") -> Saving:
         """Copy the state and write the copy in the background. Waits first if another one is still being written."""
+        skeleton = packed.skeleton
+        return self._copy_and_write(
+            step, packed.tensors, lambda copies: self.save(step, Packed(skeleton, copies), reason)
+        )
+
+    def _copy_and_write(
+        self, step: int, tensors: list[torch.Tensor], write: Callable[[list[torch.Tensor]], Path | None]
+    ) -> Saving:
         self.wait()
         if not self.close.alive:
             raise CheckpointError("no checkpoint can be saved any more: this object was closed")
         # Taken out while in use: if an exception gets in between, the next save makes new ones.
         clones, self._clones = self._clones, []
-        clones = _copy(packed.tensors, clones)
-        saving = Saving(step, Packed(packed.skeleton, clones), reason)
+        saving = Saving(step, _copy(tensors, clones), write)
         self._jobs.put((self._write_behind, saving))
         return saving
 
@@ -174,22 +192,28 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint of full length, ascending. Cheap: contents aren't checked."""
-        return [step for step, path in self._files() if _seems_whole(path, step)]
+        return [step for step, path in self._files() if self._seems_whole(path, step)]
 
     def newest_step(self) -> int | None:
-        return next((step for step, path in reversed(self._files()) if _seems_whole(path, step)), None)
+        """Of those that seem whole and did not turn out to be damaged."""
+        for step, path in reversed(self._files()):
+            if step not in self.unusable and self._seems_whole(path, step):
+                return step
+        return None
 
-    def load_newest(self) -> tuple[int, Any] | None:
+    def load_newest(self, load: Callable[[Path], tuple[int, Any]] | None = None) -> tuple[int, Any] | None:
         """The newest checkpoint that is whole; damaged ones are passed over with a warning. None if there is none."""
+        load = load or self.load
         for _ in range(10):
             vanished = False
-            for _, path in reversed(self._files()):
+            for step, path in reversed(self._files()):
                 try:
-                    return self.load(path)
+                    return load(path)
                 except CheckpointError as error:
                     if isinstance(error.__cause__, FileNotFoundError):
                         vanished = True  # another process has just replaced it by a newer one: look again
                     else:
+                        self.unusable.add(step)
                         log.warning("checkpoint passed over, trying the next older one: %s", error)
             if not vanished:
                 break
@@ -197,7 +221,7 @@ class Checkpoints:
 
     def load_step(self, step: int) -> Any:
         """The state of that step."""
-        found, tree = self.load(self.directory / f"step-{step:012d}.ckpt")
+        found, tree = self.load(self.path_of(step))
         if found != step:
             raise CheckpointError(f"{self.directory}/step-{step:012d}.ckpt holds step {found}: it was renamed")
         return tree
@@ -213,12 +237,12 @@ class Checkpoints:
 
     def _write_behind(self, saving: Saving) -> None:
         try:
-            saving.path = self.save(saving.step, saving.packed, saving.reason)
+            saving.path = saving.write(saving.copies)
         except Exception as error:
             saving.error = error
             log.warning("checkpoint failed, training goes on: %s", error)
-        self._clones = saving.packed.tensors
-        saving.packed = Packed(b"", [])
+        self._clones = saving.copies
+        saving.copies, saving.write = [], lambda _: None
         saving._done.set()
         if self._on_result is not None:
             self._on_result(saving.step, saving.path, saving.error)
@@ -228,6 +252,9 @@ class Checkpoints:
             return f" (needed: {packed.nbytes:,} bytes, free: {shutil.disk_usage(self.directory).free:,})"
         except OSError:
             return ""
+
+    def _seems_whole(self, path: Path, step: int) -> bool:
+        return size_of(path, step) is not None
 
     def _files(self) -> list[tuple[int, Path]]:
         try:
@@ -241,7 +268,7 @@ class Checkpoints:
         """Keep the newest that seem whole, and always the one just written, of which we know that it is."""
         try:
             others = [(step, path) for step, path in self._files() if path != written]
-            whole = [(step, path) for step, path in others if _seems_whole(path, step)]
+            whole = [(step, path) for step, path in others if self._seems_whole(path, step)]
             surplus = whole[: max(0, len(whole) - (self.keep - 1))]
             # A damaged one that is newer stays: it may be evidence, and the run will write that step again.
             oldest = whole[len(surplus)][0] if len(surplus) < len(whole) else int(written.stem.removeprefix("step-"))
@@ -381,12 +408,20 @@ def _read(file: FileIO) -> tuple[int, Any]:
     return step, codec.unpack(header.skeleton, tensors)
 
 
-def _seems_whole(path: Path, step: int) -> bool:
+def size_of(path: Path, step: int) -> int | None:
+    """The size of a file of that step if it has its full length, else None."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return _read_preamble(file)[0] == step
+            found, _, total, _ = _read_preamble(file)
+            return total if found == step else None
     except (OSError, ValueError):
-        return False
+        return None
+
+
+def holds_no_tensors(path: Path) -> bool:
+    with open(path, "rb", buffering=0) as file:
+        _, header_size, total, _ = _read_preamble(file)
+        return total == _aligned(PREAMBLE_SPACE + header_size) + hashlib.sha256().digest_size
 
 
 def _aligned(size: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
 import sys
 import threading
@@ -25,11 +26,12 @@ from evertrain.mindio.classify import classify
 from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
 from evertrain.mindio.timing import Timing
 from evertrain.torch import backends, codec, groups, repair
-from evertrain.torch.checkpoint import CheckpointError, Checkpoints
+from evertrain.torch.checkpoint import CheckpointError
 from evertrain.torch.errors import UsageError
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
 from evertrain.torch.lasting import keeper
+from evertrain.torch.part_checkpoints import PartCheckpoints
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import StateError, TrainingState
 from evertrain.torch.store import LinkStore
@@ -54,7 +56,7 @@ class Session:
         reducer: Reducer,
         injector: Injector,
         interrupter: Interrupter,
-        checkpoints: Checkpoints | None,
+        checkpoints: PartCheckpoints | None,
         on_go: Callable[[], None],
         can_share: Callable[[], bool] = bool,
     ) -> None:
@@ -405,7 +407,7 @@ class Session:
     def _load_checkpoint(self, step: int) -> None:
         if self._checkpoints is None:
             raise CheckpointError("there is no checkpoint directory")
-        self._state.load(self._checkpoints.load_step(step))
+        self._state.load_parts(self._checkpoints.load_parts(step, self._state.wanted))
 
     def _go(self) -> None:
         assert self._group is not None
@@ -413,6 +415,8 @@ class Session:
         self.shares, self.rounds = self.dealt[self.rank], shares.rounds(self.world_size, self._members)
         carrier = next(rank for rank, carried in self.dealt.items() if 0 in carried)
         self._reducer.attach(self._group, self.world_size, self._members.index(carrier))
+        if self._state.sharding is not None:
+            self._state.sharding.attach(self._group)
         keeper.go()
         self._fresh, self._resume_due = False, True
         self._state.forget_other_copies()
@@ -431,15 +435,20 @@ class Session:
             for part in dump.parts:
                 if not self._has(part, dump.step):
                     raise CheckpointError(f"this rank has no clean copy of {part} of step {dump.step}")
-            path = self._checkpoints.save(dump.step, codec.pack(self._state.tree()), "dump")
+            parts = {part: codec.pack(self._state.parts[part].tree()) for part in dump.parts}
+            mark = hashlib.sha256(dump.mark.encode()).hexdigest()[:16]
+            every, cut = self._state.every_part, self._state.cut
+            path = self._checkpoints.save_parts(dump.step, parts, every, cut, mark, "dump")
         except (CheckpointError, OSError) as error:
             self._processor.send(protocol.Dumped(ok=False, step=dump.step, parts=dump.parts, detail=str(error)))
         else:
-            self._processor.send(protocol.Dumped(ok=True, step=dump.step, parts=dump.parts, path=str(path)))
+            self._processor.send(protocol.Dumped(ok=True, step=dump.step, parts=dump.parts, path=str(path or "")))
 
     def _abandon_group(self) -> None:
         if self._group is not None:
             self._reducer.attach(None)
+            if self._state.sharding is not None:
+                self._state.sharding.attach(None)
             keeper.leave()
             self._group = None
 
@@ -447,8 +456,8 @@ class Session:
         self._broken = error
 
     def _on_wait(self, waiting: bool) -> None:
-        if not self.update_open:
-            self._board.mark(activities.COLLECTIVE if waiting else activities.COMPUTE)
+        inside = activities.UPDATE if self.update_open else activities.COMPUTE
+        self._board.mark(activities.COLLECTIVE if waiting else inside)
 
     def _exit(self, reason: str) -> NoReturn:
         """Leave at once. Interpreter shutdown could wait for threads that are stuck in an abandoned group."""

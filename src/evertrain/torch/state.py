@@ -21,15 +21,14 @@ import torch
 
 from evertrain.mindio.protocol import STATE
 from evertrain.torch import codec
-from evertrain.torch.errors import UsageError
+from evertrain.torch.errors import StateError
 from evertrain.torch.parts import Part, Update
+from evertrain.torch.sharded import Sharding, assemble
+
+__all__ = ["StateError", "TrainingState"]
 
 _SMALL = 1 << 16
 """Tensors of extra objects up to this many bytes are copied at each step; larger ones are checked for changes only."""
-
-
-class StateError(UsageError):
-    """The model, the optimizer or an extra object can't be protected; the text says why and what to do."""
 
 
 class TrainingState:
@@ -56,8 +55,13 @@ class TrainingState:
                     raise StateError(f"{name} ({type(item).__name__}) has no {method}(): it can't be rolled back")
         self.parts: dict[str, Part] = {STATE: self}
         """What this rank holds, by name; this object is the part that every rank has."""
+        self.every_part: tuple[str, ...] = (STATE,)
+        """What all ranks together hold."""
+        self.cut = ""
+        """How the state is divided into these parts."""
         self.update: Update | None = None
         """Set if an optimizer update can be taken back."""
+        self.sharding: Sharding | None = None
         self.step = 0
         self.positions: dict[str, tuple[int, int]] = {}
         self._params = dict(model.named_parameters())
@@ -179,6 +183,49 @@ class TrainingState:
         for param in self._params.values():
             param.grad = None
 
+    # Several parts.
+
+    def shard(self, sharding: Sharding) -> None:
+        """The optimizer's state is sharded from here on."""
+        self.sharding = self.update = sharding
+        self.parts[sharding.name] = sharding
+        self.every_part += sharding.every_part
+        self.cut = sharding.cut
+
+    def writes(self, rank: int, is_first: bool) -> list[str]:
+        """The parts that this rank writes into a periodic checkpoint: those of which it is the first holder."""
+        first = [STATE] if is_first else []
+        if self.sharding is not None and rank < self.sharding.shards:
+            first.append(self.sharding.name)
+        return first
+
+    def wanted(self, available: Sequence[str], cut: str) -> list[str]:
+        """The parts of a checkpoint that this rank needs: its own, or all if the state was cut in another way."""
+        if cut == self.cut:
+            return list(self.parts)
+        return list(available)
+
+    def load_parts(self, trees: Mapping[str, Any]) -> None:
+        """Take over a checkpoint, from what `wanted` asked for."""
+        shards = [trees[name] for name in trees if name != STATE]
+        self.load(trees[STATE])
+        if self.sharding is None:
+            if shards:
+                (optimizer,) = self.optimizers
+                self._load_whole(optimizer, assemble(shards, optimizer))
+        elif not shards:
+            self.sharding.absorb()
+        elif list(trees) == list(self.parts):
+            self.sharding.load(trees[self.sharding.name])
+        else:
+            self.sharding.load_shards(shards)
+
+    def _load_whole(self, optimizer: torch.optim.Optimizer, states: dict[tuple[int, int], dict[str, Any]]) -> None:
+        tree = optimizer.state_dict()
+        numbers = ((g, i, n) for g, group in enumerate(tree["param_groups"]) for i, n in enumerate(group["params"]))
+        tree["state"] = {number: states[group, i] for group, i, number in numbers if (group, i) in states}
+        optimizer.load_state_dict(tree)
+
     # Parts and their steps.
 
     def all_parts(self) -> dict[str, int]:
@@ -187,7 +234,10 @@ class TrainingState:
 
     def abandon_update(self) -> dict[str, int]:
         """The thread has left between the beginning of the update and the end of the step: which parts are clean?"""
-        return {} if self.update is None else self.update.abandon(self.step)
+        held = {} if self.update is None else self.update.abandon(self.step)
+        if STATE in held and not self.rollback():
+            del held[STATE]
+        return held
 
     def other_copies(self) -> list[tuple[str, int]]:
         return [] if self.update is None else self.update.others()

@@ -34,14 +34,15 @@ from evertrain.mindio import board as activities
 from evertrain.mindio import faultspec
 from evertrain.mindio.board import FAULT_BOARD_FD, Board, FaultBoard
 from evertrain.torch import codec, link, parking, rng
-from evertrain.torch.checkpoint import Checkpoints
 from evertrain.torch.data import Feed
 from evertrain.torch.errors import UsageError
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupter
+from evertrain.torch.part_checkpoints import PartCheckpoints
 from evertrain.torch.reducer import Reducer, Replica
 from evertrain.torch.rounds import Feeds, Rounds, passes
 from evertrain.torch.session import Session
+from evertrain.torch.sharded import Sharding
 from evertrain.torch.state import TrainingState
 from evertrain.torch.unprotected import Unprotected
 
@@ -66,6 +67,8 @@ class Training:
         checkpoint_dir: where periodic and dying-gasp checkpoints go, and where a start looks for the newest one.
         checkpoint_every: steps between periodic checkpoints; 0 for none.
         keep: how many checkpoints are kept.
+        sharded: cut the optimizer's state into shards (ZeRO-1). Each rank updates one, the weights are then gathered.
+        replica_cnt: how many ranks hold each shard; the number of ranks must be a multiple of it.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class Training:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
         keep: int = 3,
+        sharded: bool = False,
+        replica_cnt: int = 2,
     ) -> None:
         parking.wait_for_rank()
         if link.is_launched():
@@ -97,11 +102,15 @@ class Training:
         self._every = checkpoint_every
         seed = torch.initial_seed() if seed is None else seed
         self._state = TrainingState(model, optimizer, scheduler, scaler, extra, seed)
-        self._checkpoints = Checkpoints(Path(directory), keep, on_result=self._on_checkpoint) if directory else None
+        self._checkpoints = PartCheckpoints(Path(directory), keep, on_result=self._on_checkpoint) if directory else None
         self._feeds = Feeds(self._state, sampler, self.rank, self.world_size)
         self._calls = 0
         self._board = link.board()
         self._inject = _injector(self.rank, self._board)
+        if sharded:
+            self._state.shard(
+                Sharding(self._state.optimizers, self.rank, self.world_size, replica_cnt, self._inject)
+            )
         self._reducer = Reducer(model, faults=self._inject)
         self.model = Replica(model, self._reducer, faults=self._inject)
         self._rounds = Rounds(self._state, self._reducer)
@@ -113,6 +122,8 @@ class Training:
             self._runner = Unprotected(self.rank, self.world_size, self._state, self._reducer, self._board)
         for item in self._state.optimizers:
             item.register_step_pre_hook(self._before_update)
+            if sharded:
+                item.register_step_post_hook(self._after_update)
 
     def _protected(self) -> Session:
         processor, welcome = link.open_link()
@@ -216,6 +227,12 @@ class Training:
                 yield batch
         yield batches[-1]
 
+    def optimizer_state_dict(self) -> dict[str, Any]:
+        """The state_dict() of the whole optimizer. If it is sharded, a collective: every rank calls it, in `train`."""
+        if self._state.sharding is not None:
+            return self._state.sharding.gather_state_dict()
+        return self._state.optimizers[0].state_dict()
+
     @contextlib.contextmanager
     def slow(self, what: str) -> Iterator[None]:
         """Announce something that takes much longer than a step, so that it is not taken for a hang."""
@@ -227,9 +244,18 @@ class Training:
 
     # What happens in a step.
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, optimizer: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        sharding = self._state.sharding
+        if sharding is not None and (any(args[1:]) or options.get("closure") is not None):
+            raise UsageError("optimizer.step() of a sharded optimizer takes no closure: call backward() before it")
         self._runner.begin_update()
         self._inject("optimizer")
+        if sharding is not None:
+            sharding.begin(self._state.step)
+
+    def _after_update(self, *_: Any) -> None:
+        assert self._state.sharding is not None
+        self._state.sharding.finish()
 
     def _finish_step(self) -> None:
         self._runner.end_step(self._advance)
@@ -250,22 +276,27 @@ class Training:
     def _checkpoint(self, step: int) -> None:
         if step == 0 or step % self._every or self._checkpoints is None:
             return
-        if self._runner.is_first and step not in self._checkpoints.steps():
-            self._checkpoints.save_async(step, codec.pack(self._state.tree()), "periodic")
+        names = self._state.writes(self.rank, self._runner.is_first)
+        if names and step not in self._checkpoints.steps():
+            parts = {name: codec.pack(self._state.parts[name].tree()) for name in names}
+            # All ranks have the same weights, so this is a name for the content that needs no agreement.
+            mark = codec.digest(self._state.core())[:16] if len(self._state.every_part) > 1 else ""
+            self._checkpoints.save_parts_async(step, parts, self._state.every_part, self._state.cut, mark)
         self._inject("checkpoint")
 
-    def _load_newest(self, checkpoints: Checkpoints) -> None:
-        found = checkpoints.load_newest()
+    def _load_newest(self, checkpoints: PartCheckpoints) -> None:
+        found = checkpoints.load_newest_parts(self._state.wanted)
         if found is not None:
-            step, tree = found
-            self._state.load(tree)
+            step, trees = found
+            self._state.load_parts(trees)
             if self.rank == 0:
                 print(f"evertrain: resuming from the checkpoint of step {step}", file=sys.stderr, flush=True)
 
     def _on_checkpoint(self, step: int, path: Path | None, error: Exception | None) -> None:
         if error is not None:
             print(f"evertrain: warning: no checkpoint of step {step}: {error}", file=sys.stderr, flush=True)
-        self._runner.log("checkpoint", step=step, path=str(path or ""), error=str(error or ""))
+        if path is not None or error is not None:  # neither: parts that others write are still missing
+            self._runner.log("checkpoint", step=step, path=str(path or ""), error=str(error or ""))
 
 
 def _injector(rank: int, board: Board) -> Injector:

@@ -65,3 +65,5 @@ class Unprotected:
         for tensor in [*self._state.model.parameters(), *self._state.model.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
         self._reducer.attach(dist.group.WORLD)
+        if self._state.sharding is not None:
+            self._state.sharding.attach(dist.group.WORLD)

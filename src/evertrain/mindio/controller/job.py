@@ -275,9 +275,10 @@ class Job(ABC):
         waiting = {rank: parts for rank, parts in due.items() if parts}
         if not waiting:
             return self._finish(closing)
+        closing.mark = closing.mark or f"dump at {wall_time(self._now, self.wall_offset)}"
         self.state = Dumping(closing, step, waiting, closing.dump_deadline, tried, written)
         for rank, parts in waiting.items():
-            self._send(self._roster[rank], Dump(step=step, parts=tuple(sorted(parts))))
+            self._send(self._roster[rank], Dump(step=step, parts=tuple(sorted(parts)), mark=closing.mark))
 
     def _finish(self, closing: Closing) -> None:
         if closing.purpose != "restart":

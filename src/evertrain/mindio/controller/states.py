@@ -152,6 +152,8 @@ class Closing:
     last_deadline: float
     """How long to wait on if nobody with a clean state is out yet."""
     dump_deadline: float
+    mark: str = ""
+    """Of the checkpoint, once somebody was told to write it."""
     overdue: bool = False
     """The first deadline has passed without anybody to write the checkpoint."""
 
