@@ -224,7 +224,7 @@ def test_background_saving_waits_for_the_one_before_and_reuses_its_memory(tmp_pa
     monkeypatch.setattr(Checkpoints, "save", slow)
     monkeypatch.setattr(checkpoint, "_copy", watched)
     first = store.save_async(1, packed(1))
-    memory = [clone.data_ptr() for clone in first.packed.tensors if clone.numel()]
+    memory = [clone.data_ptr() for clone in first.copies if clone.numel()]
     threading.Timer(0.05, allowed.set).start()
     store.save_async(2, packed(2)).wait()
     assert order == ["copied into []", "written 1", f"copied into {memory}", "written 2"]

@@ -89,9 +89,9 @@ def choose(
     usable = {rank: report for rank, report in reports.items() if rank not in distrusted}
     trained = {rank: report for rank, report in usable.items() if not report.fresh}
     step = _newest(trained, wanted)
+    what = "clean state" if len(wanted) == 1 else f"step of which all {len(wanted)} parts are clean"
     if step >= 0:
         holders = _holders(trained, step)
-        what = "clean state" if len(wanted) == 1 else f"step of which all {len(wanted)} parts are clean"
         return Start(step, holders), f"step {step}: the newest {what}, held by {_ranks(holders)}"
 
     checkpoint = min((report.checkpoint for report in reports.values()), default=-1)
@@ -106,6 +106,8 @@ def choose(
         holders = _holders(beginnings, step)
         if all_fresh:
             return Start(step, holders, fresh=True), f"step {step}: no process has trained yet"
+        if any(rank in trained for rank in holders):  # and a replacement that was repaired but not told to go yet
+            return Start(step, holders), f"step {step}: the newest {what}, held by {_ranks(holders)}"
         return Start(step, holders), f"step {step}: what {_ranks(holders)} started with; nobody has a newer clean state"
     return None, f"{nobody}, and there is no checkpoint that all ranks can load"
 

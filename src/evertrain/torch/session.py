@@ -80,6 +80,7 @@ class Session:
         """How many of them the busiest rank has."""
         reducer.wants_pause = self._wants_pause
         self._resume_due = False
+        self._out = True
         self._fresh = True
         self._held: dict[str, int] = {}
         """Which parts of the state are clean, and at which step. It means something while the thread is out."""
@@ -267,6 +268,7 @@ class Session:
 
     def _follow(self) -> None:
         """Carry out the controller's instructions until it says go."""
+        self._out = True
         self._board.mark(activities.OUTSIDE)
         while True:
             message = self._receive()
@@ -423,6 +425,7 @@ class Session:
         self._broken = ""
         self._state.snapshot()
         self._on_go()
+        self._out = False
         self._board.mark(activities.COMPUTE)
 
     def _dump(self, dump: protocol.Dump) -> None:
@@ -456,6 +459,8 @@ class Session:
         self._broken = error
 
     def _on_wait(self, waiting: bool) -> None:
+        if self._out:
+            return  # a repair: the controller has an eye on its time
         inside = activities.UPDATE if self.update_open else activities.COMPUTE
         self._board.mark(activities.COLLECTIVE if waiting else inside)
 
