@@ -1,0 +1,112 @@
+"""Jobs whose optimizer is sharded: the same bits after every fault, and what happens when a shard is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+
+STEPS = (f"--steps={harness.STEPS}", "--sharded")
+EVERY = f"--checkpoint-every={harness.EVERY}"
+FAULT_STEP = 6
+RESTARTED = {"kill", "stop", "exit", "gil", "segv", "hang"}
+
+QUICK = [("kill", "gather", 1), ("exception", "optimizer", 2)]
+CELLS = [
+    ("kill", "optimizer", 0),
+    ("kill", "allreduce", 3),
+    ("stop", "gather", 3),
+    ("exit", "checkpoint", 0),
+    ("exception", "gather", 0),
+    ("uce", "gather", 1),
+    ("uce", "forward", 3),
+    ("hccl", "allreduce", 2),
+    ("gil", "optimizer", 1),
+    ("segv", "gather", 2),
+    ("hang", "gather", 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "victim"),
+    [*QUICK, *(pytest.param(*cell, marks=pytest.mark.matrix) for cell in CELLS)],
+)
+def test_the_run_ends_in_the_same_bits(kind: str, phase: str, victim: int, tmp_path: Path) -> None:
+    fault = f"{kind}@step={FAULT_STEP},rank={victim},phase={phase}"
+    result = harness.run(*STEPS, EVERY, f"--checkpoint-dir={tmp_path}", faults=(fault,))
+    harness.assert_same_end(result, *STEPS)
+    assert result.incidents, result.explain()
+    for incident in result.incidents:
+        assert (incident["outcome"], incident["steps_lost"]) == ("recovered", 0), result.explain()
+    restarted = {rank for incident in result.incidents for rank in incident["restarted"]}
+    assert restarted == ({victim} if kind in RESTARTED else set()), result.explain()
+
+
+@pytest.mark.matrix
+def test_a_shard_with_flipped_bits_is_found_out(tmp_path: Path) -> None:
+    """Rank 3 is lost and gets its weights from rank 0, in whose memory bits flip."""
+    faults = (f"corrupt@step={FAULT_STEP},rank=0,phase=backward", f"hang@step={FAULT_STEP + 1},rank=3,phase=forward")
+    result = harness.run(*STEPS, faults=faults)
+    harness.assert_same_end(result, *STEPS)
+    assert any(f["kind"] == "repair" for i in result.incidents for f in i["faults"]), result.explain()
+
+
+@pytest.mark.matrix
+def test_without_a_copy_of_a_shard_all_load_the_checkpoint_online(tmp_path: Path) -> None:
+    """Rank 1 is lost, and rank 3, the other holder of its shard, dies when it is about to send it."""
+    faults = (f"kill@step={FAULT_STEP},rank=1,phase=forward", f"kill@step={FAULT_STEP},rank=3,phase=repair")
+    result = harness.run(*STEPS, EVERY, f"--checkpoint-dir={tmp_path}", faults=faults)
+    harness.assert_same_end(result, *STEPS)
+    (incident,) = result.incidents
+    assert (incident["outcome"], incident["step"], incident["steps_lost"]) == ("recovered", 5, 1), result.explain()
+    assert sorted(incident["restarted"]) == [1, 3], result.explain()
+    assert any("no rank has a clean copy of shard:1" in e.get("reason", "") for e in result.events), result.explain()
+
+
+@pytest.mark.matrix
+def test_one_copy_only_means_the_checkpoint(tmp_path: Path) -> None:
+    args = (*STEPS, "--replica-cnt=1")
+    fault = f"kill@step={FAULT_STEP},rank=2,phase=backward"
+    result = harness.run(*args, EVERY, f"--checkpoint-dir={tmp_path}", faults=(fault,))
+    harness.assert_same_end(result, *args)
+    (incident,) = result.incidents
+    assert (incident["step"], incident["steps_lost"], incident["restarted"]) == (5, 1, [2]), result.explain()
+
+
+@pytest.mark.matrix
+def test_terminated_and_continued(tmp_path: Path) -> None:
+    """SIGTERM makes the ranks write their parts; the next start goes on from there, also cut in another way."""
+    where = f"--checkpoint-dir={tmp_path}"
+    first = harness.run(*STEPS, where, faults=(f"term@step={FAULT_STEP},rank=1,phase=backward",))
+    assert first.code == 143, first.explain()
+    (manifest,) = tmp_path.glob("*.ckpt")
+    names = sorted(path.name.partition(".")[0] for path in manifest.with_suffix(".parts").iterdir())
+    assert names == ["shard-0", "shard-1", "state"], first.explain()
+    second = harness.run(*STEPS, where)
+    harness.assert_same_end(second, *STEPS)
+    assert "resuming from the checkpoint of step" in second.out + second.err, second.explain()
+
+
+@pytest.mark.matrix
+def test_a_checkpoint_is_cut_anew_for_other_numbers(tmp_path: Path) -> None:
+    """Written with two copies of each shard, loaded with four, and without sharding: the same run to the last bit.
+
+    Element-wise updates don't depend on where the shards begin, so the end is that of any sharded run.
+    """
+    where = f"--checkpoint-dir={tmp_path}"
+    first = harness.run(f"--steps={FAULT_STEP}", "--sharded", where, f"--checkpoint-every={FAULT_STEP}")
+    assert first.code == 0, first.explain()
+    ends = set()
+    for cut in (("--sharded", "--replica-cnt=2"), ("--sharded", "--replica-cnt=4"), ()):
+        result = harness.run(f"--steps={FAULT_STEP}", *cut, where)
+        assert result.code == 0, result.explain()
+        assert "resuming from the checkpoint of step" in result.out + result.err, result.explain()
+        ends |= set(result.proof.values())
+    assert ends == set(first.proof.values())
+
+
+def test_what_can_not_be_sharded_is_told_at_once() -> None:
+    result = harness.run("--steps=2", "--sharded", "--replica-cnt=3", nproc=2)
+    assert result.code == 1 and "multiple of replica_cnt" in result.err + result.out, result.explain()
