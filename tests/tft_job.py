@@ -85,6 +85,7 @@ class Job:
         **settings: Any,
     ) -> None:
         self.kinds = kinds or [[list(range(world))]]
+        self.own = [{rank: ranks for ranks in kind for rank in ranks} for kind in self.kinds]
         self.copies, self.shift, self.uce = copies, shift, uce
         self.script = {name: list(words) for name, words in (platform or {}).items()}
         self.machine = Machine(Settings(world_size=world, platform=platform is not None, **settings))
@@ -118,10 +119,9 @@ class Job:
         return process
 
     def report(self, rank: int) -> None:
-        groups = []
-        for kind in self.kinds:
-            own = next(ranks for ranks in kind if rank in ranks)
-            groups.append(w.ReplicaGroup(rank_list=own, replica_cnt=self.copies, replica_shift=self.shift))
+        groups = [
+            w.ReplicaGroup(rank_list=own[rank], replica_cnt=self.copies, replica_shift=self.shift) for own in self.own
+        ]
         flags = self.machine.settings
         message = w.InitReport(groups=groups, enable_uce=self.uce, enable_arf=flags.arf, enable_zit=flags.zit)
         self.feed(FromLink(self.processes[rank].link, message))

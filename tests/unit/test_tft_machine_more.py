@@ -323,7 +323,7 @@ class Standby(Job):
 
     def __init__(self, world: int, **settings: object) -> None:
         super().__init__(world=0)
-        self.kinds, self.copies = [[list(range(world))]], 2
+        self.own, self.copies = [{rank: list(range(world)) for rank in range(world)}], 2
         self.machine = Machine(Settings(world_size=world, passive=True, epoch=1, rank=1, **settings))  # type: ignore[arg-type]
 
     def come(self, rank: int, status: w.Status) -> None:

@@ -14,6 +14,7 @@ from evertrain.mindio.tft.requests import FromLink, Signal
 
 WORLD = 4
 ORDERS = [kind.__name__ for kind in w.Order.__args__]
+LIMITS = {"replacement_limit": 60.0, "action_limit": 30.0, "dump_limit": 60.0}
 REST = ("NORMAL", "DOWNGRADE")
 
 ranks = st.integers(0, WORLD - 1)
@@ -74,7 +75,7 @@ def test_there_is_always_a_way_out(
         words = PLATFORM_FAST | {
             "report_strategies": [Signal("strategy", text=platform, param="x")] if platform else []
         }
-    job = Job(WORLD, copies, platform=words, arf=arf, zit=zit, replacement_limit=60.0, action_limit=30.0)
+    job = Job(WORLD, copies, platform=words, arf=arf, zit=zit, **LIMITS)
     for what, rank, detail in script:
         play(job, what, rank, detail)
     for process in job.processes.values():
@@ -116,3 +117,16 @@ def test_nobody_is_given_a_wrong_state(losses: list[tuple[int, bool]], ahead: in
     locked = {m.step for _, m in job.sent if isinstance(m, w.Rollback)}
     if locked and holders:
         assert max(locked) == max(job.processes[rank].status.step for rank in holders)
+
+
+def test_ten_thousand_ranks() -> None:
+    """No step of a recovery costs more than in proportion to the number of ranks; else this would take minutes."""
+    world, size = 10_000, 8
+    kinds = [[list(range(first, first + size)) for first in range(0, world, size)]]
+    job = Job(world, kinds=kinds)
+    job.beat(777, npu_status=TrainState.UCE_HIGH)
+    assert job.machine.state == "NORMAL" and job.ranks(w.Repair) == [777, 781]
+    for rank in list(job.processes):  # all lose their links and come back
+        job.kill(rank, notice=False)
+        job.start(rank, replaces=False, status=w.Status(step=6))
+    assert job.machine.state == "NORMAL" and job.machine.repair_id == 1

@@ -66,7 +66,7 @@ def hello(machine: Machine, link: int, message: Hello) -> None:
         reason = f"this controller has ended: {machine.ended}"
     elif message.world_size not in (0, machine.settings.world_size):
         reason = f"rank {message.rank} is one of {message.world_size}, this job has {machine.settings.world_size} ranks"
-    elif message.rank < 0:
+    elif message.rank < 0 or (message.rank >= machine.settings.world_size and not machine.active):
         reason = f"there is no rank {message.rank}"
     if reason is not None:
         machine.send([link], Refused(reason=reason))

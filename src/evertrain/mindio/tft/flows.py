@@ -162,10 +162,13 @@ def _grow(m: Machine, param: str) -> Flow:
 
 def _tell_standbys(m: Machine) -> None:
     """Ask for standbys where there are too few, and tell everybody where they are."""
-    members, healthy = m.roster.members, [rank for rank in m.roster.healthy if m.roster.members[rank].link is not None]
-    standbys, arf, zit = m.standbys, m.settings.arf, m.settings.zit
+    members, standbys, arf, zit = m.roster.members, m.standbys, m.settings.arf, m.settings.zit
+
+    def healthy() -> list[int]:
+        return [rank for rank in m.roster.healthy if members[rank].link is not None]
+
     if standbys.stale:
-        asked, addresses, epoch = standbys.ask(members, healthy)
+        asked, addresses, epoch = standbys.ask(members, healthy())
         order = Standbys(sn=m.next_sn(), addresses=addresses, arf=arf, zit=zit, epoch=epoch)
         m.send([link for rank in asked if (link := members[rank].link) is not None], order)
     audience = standbys.audience(healthy)

@@ -212,7 +212,8 @@ class Machine:
             case Reply() if not shadow:
                 self._reply(member, message)
             case InitReport():
-                self.roster.report(member, message)
+                if (wrong := self.roster.report(member, message)) is not None:
+                    log.error("%s", wrong)
                 self.standbys.stale = True
             case DpReport():
                 self.roster.report_dp(member, message)
@@ -319,6 +320,13 @@ class Machine:
                 except (StopIteration, Over) as end:
                     self._flow, self._request, self._until = None, None, None
                     self.ended = self.ended or str(end) or "over"
+                    return
+                except Exception:
+                    # A mistake in here must not leave the ranks waiting for ever.
+                    log.exception("the controller does not know how to go on: everybody exits")
+                    self._flow, self._request, self._until = None, None, None
+                    self.ended = "an error in the controller"
+                    flows.say_exit(self)
                     return
                 self._begin(request)
         finally:

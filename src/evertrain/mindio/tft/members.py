@@ -120,19 +120,32 @@ class Roster:
             if member.rank not in self.isolated:
                 self.news.add(member.rank)
 
-    def report(self, member: Member, message: InitReport) -> None:
+    def report(self, member: Member, message: InitReport) -> str | None:
+        """Note a rank's groups. Returns what is wrong with them, in which case they are not taken."""
+        world = range(self.world_size)
+        for group in message.groups:
+            if member.rank not in group.rank_list or not all(rank in world for rank in group.rank_list):
+                return f"rank {member.rank} reports a group that it is not in, or that is not of this job"
+            if not 1 <= group.replica_cnt <= len(group.rank_list) or group.replica_shift < 0:
+                return f"rank {member.rank} reports {group.replica_cnt} copies in {len(group.rank_list)} ranks"
+        if not message.groups:
+            return f"rank {member.rank} reports no groups"
         groups = tuple(self._group(g.rank_list, g.replica_cnt, g.replica_shift) for g in message.groups)
         self.reported += member.groups is None
         member.groups = groups
         member.arf, member.uce, member.zit = message.enable_arf, message.enable_uce, message.enable_zit
+        return None
 
     def report_dp(self, member: Member, message: DpReport) -> None:
-        member.data_parallel = tuple(sorted(message.ranks))
+        if member.rank in message.ranks and len(message.ranks) <= self.world_size:
+            member.data_parallel = tuple(sorted(message.ranks))
 
     def _group(self, ranks: list[int], copies: int, shift: int) -> Group:
         """Members of one group share one object: ten thousand lists of ten thousand ranks would not be bearable."""
         key = (tuple(ranks), copies, shift)
         if key not in self._groups:
+            if len(self._groups) > 4 * self.world_size + 1000:  # nobody has that many; somebody makes them up
+                self._groups.clear()
             self._groups[key] = Group.of(ranks, copies, shift)
         return self._groups[key]
 

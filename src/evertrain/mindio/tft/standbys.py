@@ -7,7 +7,7 @@ that a standby that was lost with its rank gets a successor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from evertrain.mindio.tft.members import Member
 from evertrain.mindio.tft.settings import Settings
@@ -51,7 +51,7 @@ class Standbys:
         return self._settings.rank >= 0 and (self.stale or self._changed or bool(self.missing))
 
     def up(self, rank: int, ip: str, port: int) -> None:
-        if rank in self._asked:
+        if rank in self._asked and 0 < port < 65536:
             self._listening[rank] = (ip, port)
             self._changed = True
 
@@ -83,9 +83,9 @@ class Standbys:
     def addresses(self) -> list[tuple[int, str, int]]:
         return [(rank, *self._listening[rank]) for rank in self._asked if rank in self._listening]
 
-    def audience(self, healthy: list[int]) -> list[int]:
+    def audience(self, everybody: Callable[[], list[int]]) -> list[int]:
         """Who is to be told the list now."""
-        told = healthy if self._changed else [rank for rank in healthy if rank in self.missing and self._listening]
+        told = everybody() if self._changed else sorted(self.missing) if self._listening else []
         self._changed = False
         self.missing.clear()
         return told
