@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tft_job import PLATFORM_FAST, Job
@@ -119,9 +120,10 @@ def test_nobody_is_given_a_wrong_state(losses: list[tuple[int, bool]], ahead: in
         assert max(locked) == max(job.processes[rank].status.step for rank in holders)
 
 
-def test_ten_thousand_ranks() -> None:
+@pytest.mark.parametrize("world", [1_000, pytest.param(10_000, marks=pytest.mark.matrix)])
+def test_many_ranks(world: int) -> None:
     """No step of a recovery costs more than in proportion to the number of ranks; else this would take minutes."""
-    world, size = 10_000, 8
+    size = 8
     kinds = [[list(range(first, first + size)) for first in range(0, world, size)]]
     job = Job(world, kinds=kinds)
     job.beat(777, npu_status=TrainState.UCE_HIGH)
