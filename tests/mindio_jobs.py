@@ -204,6 +204,10 @@ class Platform:
         assert got == name, (got, args)
         return tuple(args)
 
+    def any(self) -> tuple:
+        """The next report, whatever it is: its name and its arguments."""
+        return self._reports.get(timeout=PATIENCE)
+
     def agree(self, faults: dict[int, int], choice: str, params: str = "") -> list[str]:
         """From the first report of a fault to the choice of a strategy. Returns what was offered."""
         found, _ = self.next("report_fault_ranks")

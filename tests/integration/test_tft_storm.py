@@ -1,0 +1,102 @@
+"""Processes killed at any moment, one after the other, and while others are being replaced."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mindio_jobs
+from mindio_jobs import WORLD, Job, Platform
+from mindio_ttp import controller_ttp
+
+STEPS = 400
+pytestmark = pytest.mark.matrix
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    mindio_jobs.start_server()
+    yield
+
+
+@pytest.fixture(scope="module")
+def weights(_server: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    with mindio_jobs.job(tmp_path_factory.mktemp("undisturbed") / "job", steps=STEPS) as job:
+        job.start()
+        job.wait()
+        return job.results()[0]["weights"]
+
+
+def kill(job: Job, rank: int) -> None:
+    job.processes[rank].kill()
+    job.processes[rank].join()
+
+
+def replace_what_is_reported(job: Job, platform: Platform, faults: dict[int, int]) -> None:
+    platform.agree(faults, "recover")
+    for rank in faults:
+        job.start(rank)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_at_any_moment(tmp_path: Path, weights: str, seed: int) -> None:
+    chance = random.Random(seed)
+    with mindio_jobs.led_job(tmp_path / "job", steps=STEPS) as (job, platform):
+        job.start()
+        mindio_jobs.until(lambda: len(job.steps()) > 10, "the first steps")
+        for _ in range(8):
+            time.sleep(chance.uniform(0.0, 0.1))
+            victim = chance.randrange(WORLD)
+            kill(job, victim)
+            replace_what_is_reported(job, platform, {victim: 1})
+            assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "recover"), job.story()
+        job.wait()
+        assert {result["weights"] for result in job.results().values()} == {weights}
+        steps = job.steps()
+        assert sorted(steps) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("moment", ["before it joins", "after it joined", "another rank"])
+def test_a_second_loss_during_a_recovery(tmp_path: Path, weights: str, moment: str) -> None:
+    with mindio_jobs.led_job(tmp_path / "job", steps=STEPS) as (job, platform):
+        job.start()
+        mindio_jobs.until(lambda: len(job.steps()) > 10, "the first steps")
+        kill(job, 3)
+        platform.agree({3: 1}, "recover")
+        platform.wait_state("REPAIR")
+        if moment == "another rank":
+            kill(job, 2)  # holds the other shard than rank 3
+            assert platform.next("report_fault_ranks")[0] == {2: 1}
+            job.start(2, 3)
+        else:
+            job.start(3)
+            if moment == "after it joined":
+                mindio_jobs.until(lambda: job.callbacks_of(3)["rebuild_group"], "the replacement to join")
+            kill(job, 3)
+            job.start(3)
+        while (report := platform.any())[0] == "report_fault_ranks":
+            pass
+        assert report == ("report_result", 0, "Mindio do repair operation ok", {}, "recover"), job.story()
+        job.wait()
+        assert {result["weights"] for result in job.results().values()} == {weights}
+
+
+def test_a_dump_of_a_job_whose_ranks_were_killed_together(tmp_path: Path) -> None:
+    with mindio_jobs.led_job(tmp_path / "job", steps=STEPS) as (job, platform):
+        job.start()
+        mindio_jobs.until(lambda: len(job.steps()) > 10, "the first steps")
+        for rank in (0, 1):
+            job.processes[rank].kill()
+        faults, _ = platform.next("report_fault_ranks")
+        assert controller_ttp.tft_notify_controller_stop_train({}, "stop") == 0
+        assert platform.next("report_stop_complete")[0] == 0
+        assert "dump" in platform.choose({0: 1, 1: 1}, "dump") or faults
+        while (report := platform.any())[0] == "report_fault_ranks":
+            pass
+        assert report == ("report_result", 0, "do dump success", {}, "dump")
+        job.wait(codes=(2, -9))
+        assert job.callbacks_of(2)["save"] == 1 and job.callbacks_of(3)["save"] == 1
