@@ -211,7 +211,10 @@ def plan_repair(m: Machine, distrust: bool) -> replicas.Plan:
 
 def act(m: Machine, ranks: Iterable[int], make: Callable[[int, int], AnyMessage], same: bool = True) -> Flow:
     """An order that has to succeed everywhere."""
-    outcome: Outcome = yield Act(list(ranks), make, m.settings.action_limit, same=same)
+    outcome: Outcome = yield Act(list(ranks), make, m.settings.action_limit, same=same, together=True)
+    # What these are at may wait for a peer that will not come: being stopped again gets them out of it.
+    m.stopped -= outcome.stranded
+    m.cleaned -= outcome.stranded
     if not outcome.ok:
         if (yield from settle(m)):
             raise NewFault(outcome.why())

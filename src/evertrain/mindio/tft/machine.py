@@ -27,6 +27,7 @@ from evertrain.mindio.tft.messages import (
     Reply,
     StandbyUp,
 )
+from evertrain.mindio.tft.numbers import Result
 from evertrain.mindio.tft.requests import (
     CONVERSATION,
     Act,
@@ -237,6 +238,8 @@ class Machine:
         if isinstance(act, Act) and reply.sn == self._act_sn and member.rank in self._pending:
             self._pending.discard(member.rank)
             self._outcome.replies[member.rank] = reply
+            if reply.result != Result.OK:
+                self._strand()
         self._status(member, reply.status, False)
 
     def _unlink(self, link: int) -> None:
@@ -262,6 +265,12 @@ class Machine:
         if rank in self._pending:
             self._pending.discard(rank)
             self._outcome.silent.add(rank)
+            self._strand()
+
+    def _strand(self) -> None:
+        if isinstance(self._request, Act) and self._request.together:
+            self._outcome.stranded |= self._pending
+            self._pending.clear()
 
     def resend(self, member: Member) -> None:
         """The order under way may have been lost with the old link; a processor that has it answers again."""

@@ -99,6 +99,8 @@ class Act:
     same: bool = True
     blame: bool = True
     """A rank that does not answer in time counts as lost."""
+    together: bool = False
+    """The ranks need each other for it: when one fails or is lost, the others are not waited for."""
 
 
 @dataclass(slots=True)
@@ -108,6 +110,8 @@ class Outcome:
     replies: dict[int, Reply] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
     """Ranks that were lost meanwhile or did not answer in time."""
+    stranded: set[int] = field(default_factory=set)
+    """Ranks that were not waited for: their callback may wait for a peer that will not come."""
 
     @property
     def failed(self) -> dict[int, Reply]:
