@@ -27,11 +27,13 @@ from evertrain.mindio.processor import LinkLost, Processor
 steps, seconds, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 troubles = [trouble.split("@") for trouble in sys.argv[4:]]   # name@step@rank
 rank = int(os.environ["RANK"])
-host, port = os.environ["EVERTRAIN_CONTROLLER"].split(":")
+parts = [part.split(":") for part in os.environ["EVERTRAIN_CONTROLLER"].split(",")]
+addresses = [(host, int(port)) for host, port in parts]
+patience = 20.0 if os.environ.get("EVERTRAIN_STANDBY") else 0.0
 board = Board(int(os.environ[BOARD_FD]))
 stop = threading.Event()
-link = Processor((host, int(port)), os.environ["EVERTRAIN_TOKEN"], rank=rank, pid=os.getpid(), board=board,
-                 incarnation=int(os.environ["EVERTRAIN_INCARNATION"]), on_stop=stop.set)
+link = Processor(addresses, os.environ["EVERTRAIN_TOKEN"], rank=rank, pid=os.getpid(), board=board,
+                 incarnation=int(os.environ["EVERTRAIN_INCARNATION"]), on_stop=stop.set, patience=patience)
 step, attempt, paused = 0, -1, 0
 held = []
 
@@ -80,6 +82,7 @@ def train(generation):
     """True if the training is complete."""
     global step, paused
     stop.clear()
+    link.entered(generation, step)
     first = True
     while step < steps:
         board.mark(COMPUTE)

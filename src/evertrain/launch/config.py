@@ -38,6 +38,8 @@ class LaunchConfig:
     """Empty: the launcher makes one."""
     node_loss: str
     node_wait: float
+    standby: bool
+    """Is there a second controller that can take over?"""
     events_everywhere: bool
     max_restarts: int
     timing: Timing
@@ -145,6 +147,7 @@ def build(
         token="" if print_config else nodes.token(values["token_file"], environ, nnodes),
         node_loss=values["node_loss"],
         node_wait=values["node_wait"],
+        standby=nnodes > 1 if values["standby"] is None else bool(values["standby"]),
         events_everywhere=values["events_everywhere"],
         max_restarts=values["max_restarts"],
         timing=_timing(values, nnodes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,3 +62,11 @@ def token(path: str | None, environ: Mapping[str, str], nnodes: int) -> str:
     if len(found) < _SHORTEST_TOKEN or not found.isprintable():
         raise ConfigError(f"{where}: a token has at least {_SHORTEST_TOKEN} printable characters")
     return found
+
+
+def address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to another one, or to itself. Nothing is sent."""
+    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)
+        return probe.getsockname()[0]

@@ -148,6 +148,12 @@ OPTIONS: tuple[Option, ...] = (
         help="how long to wait for a node at the start and after its loss (default 300)",
     ),
     own(
+        "standby", RECOVERY, convert=int, check=lambda value: None if value in (None, 0, 1) else "must be 0 or 1",
+        metavar="0|1",
+        help="keep a second controller that takes over when the first is lost: on node 1, or on one node in a process "
+        "of its own (default: 1 on several nodes, else 0)",
+    ),
+    own(
         "token_file", RECOVERY, metavar="FILE",
         help="file with the job's token, the same on all nodes; or set EVERTRAIN_TOKEN. On one node a new one is made",
     ),

@@ -265,6 +265,8 @@ class Spawner:
         }
         if config.tls:
             environment |= config.tls.environment()
+        if config.standby:
+            environment["EVERTRAIN_STANDBY"] = "1"
         if self.host and not {GLOO_HOST, GLOO_INTERFACE} & self._environment.keys():
             environment[GLOO_HOST] = self.host
         if config.checkpoint_dir:

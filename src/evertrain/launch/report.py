@@ -50,6 +50,8 @@ def fault_sentence(fault: Mapping[str, Any]) -> str:
             "repair": f"got no good copy of the state ({detail})",
         }.get(kind, f"failed ({kind}: {detail})")
     step = fault.get("step", -1)
+    if kind in ("agent", "controller") and detail:
+        return detail
     return f"rank {fault.get('rank', '?')} {what}" + (f" at step {step}" if isinstance(step, int) and step >= 0 else "")
 
 

@@ -86,7 +86,8 @@ class Supervisor:
                 on_linked=self._on_linked,
                 on_lost=self._on_link_lost,
                 timing=config.timing,
-                tenacious=config.nnodes > 1,
+                on_silence=self._leave_controller,
+                tenacious=config.nnodes > 1 or config.standby,
                 tls=tls.client_context(config.tls) if config.tls else None,
             )
             if not await self._linked(self._link):
@@ -287,13 +288,27 @@ class Supervisor:
         """A controller has accepted this agent. If it is not the first one, it has to hear again what is wrong."""
         assert self._spawner and self._link
         self._spawner.controllers = list(self._link.addresses)
+        self._leave_controller(self._link.epoch)
         if self._config.nnodes > 1:
             self._spawner.host = self._address() or self._link.local_host
         if again:
+            for prepared in self._prepared.values():
+                prepared.kill()  # whoever asked for it asked another controller
+            self._prepared.clear()
+            self._tell_spares()
             for rank, observed in self._told.items():
                 process = self._processes.get(rank)
                 if process is not None and process.reported and process.incarnation == observed.fault.incarnation:
                     self._link.send(observed)
+            if self._signal is not None and self._kill_at is not None:
+                grace = max(self._kill_at - time.monotonic(), 1.0)
+                self._link.send(protocol.Terminate(reason=report.signal_name(self._signal), grace=grace))
+
+    def _leave_controller(self, epoch: int) -> None:
+        """Have the ranks leave a controller with a lower number. It may be frozen, and then their links don't break."""
+        for process in self._processes.values():
+            if process.code is None:
+                process.board.epoch = epoch
 
     # What the processes do.
 

@@ -26,7 +26,8 @@ collective; update: between the optimizer's update and the end of the step; outs
 finished: the training function returned."""
 
 _STEP, _MARK, _ACTIVITY, _SLOW, _PONG, _FAULT_AT, _STEPS_DONE, _HELD = range(8)
-_WORDS = 16
+_EPOCH = 16  # after the lock
+_WORDS = 24
 SIZE = _WORDS * 8
 HELD_OFFSET = _HELD * 8
 LOCK_OFFSET = 8 * 8
@@ -65,6 +66,15 @@ class Board:
 
     def pong(self, number: int) -> None:
         self._words[_PONG] = number
+
+    @property
+    def epoch(self) -> int:
+        """Written by the agent: controllers with a lower number are of the past."""
+        return self._words[_EPOCH]
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._words[_EPOCH] = number
 
     def fault_now(self) -> None:
         """An injected fault happens now; lets the timeline show the true time of detection."""

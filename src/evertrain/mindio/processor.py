@@ -4,6 +4,10 @@ One socket and one reader thread. The thread answers pings on the board, resolve
 moment a `Stop` arrives, and queues every instruction for the training thread, which takes them one by one with
 `receive` while it is out of user code. There is no heartbeat thread: the agent reads the board, and the link breaks
 with the process.
+
+A job with a standby has several controllers. When the link breaks, the reader thread looks for another one and says
+there where this rank is; the training thread does not notice unless it waits for an instruction, and then it goes on
+waiting. Only when nobody is found within `patience` the link is lost.
 """
 
 from __future__ import annotations
@@ -14,11 +18,19 @@ import queue
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from evertrain.mindio import protocol
 from evertrain.mindio.board import Board
 from evertrain.mindio.tls_stream import TlsRefused, TlsSocket
+
+_ATTEMPT = 2.0
+"""Seconds that one controller may take to accept a rank before the next one is tried."""
+_RETRY = 0.1
+"""Seconds between two rounds over all of them: nothing announces that somebody begins to listen elsewhere."""
+_LOOK = 1.0
+"""Seconds between two looks at what the agent says about the controller; a frozen one keeps its links."""
 
 
 class LinkLost(Exception):
@@ -28,15 +40,23 @@ class LinkLost(Exception):
 class Refused(Exception):
     """The controller does not want this process; the text says why."""
 
+    def __init__(self, reason: str, *, retry: bool = False) -> None:
+        super().__init__(reason)
+        self.retry = retry
+        """Another controller, or this one later, may accept."""
+
 
 class StoreCancelled(Exception):
     """A wait on the store was given up: its generation is over."""
 
 
+_Opened = tuple[protocol.Welcome, list[protocol.Message], socket.socket | TlsSocket, protocol.FrameReader]
+
+
 class Processor:
     def __init__(
         self,
-        address: tuple[str, int],
+        address: tuple[str, int] | Sequence[tuple[str, int]],
         token: str,
         *,
         rank: int,
@@ -45,8 +65,12 @@ class Processor:
         board: Board | None = None,
         on_stop: Callable[[], None] = lambda: None,
         tls: ssl.SSLContext | None = None,
+        patience: float = 0.0,
     ) -> None:
-        self._address = address
+        """`address` may be several; `patience` is how long to look for another controller when the link breaks."""
+        several = not isinstance(address[0], str)
+        self._addresses: list[tuple[str, int]] = [*address] if several else [address]  # type: ignore[list-item]
+        self._patience = patience
         self._tls = tls
         self._hello = protocol.Hello(
             version=protocol.VERSION, token=token, role="rank", rank=rank, incarnation=incarnation, pid=pid
@@ -61,6 +85,11 @@ class Processor:
         self._waiting_lock = threading.Lock()
         self._closed = False
         self._socket: socket.socket | TlsSocket | None = None
+        self._place, self._generation, self._step = "starting", 0, -1
+        self._out: protocol.Out | None = None
+        self._welcomed = False
+        self.epoch = 0
+        """Number of the newest controller; an older one has no say any more."""
         self.newest_stop = -1
         """Attempt of the newest `Stop` that has arrived; instructions queued before it are void."""
         self.newest_pause = 0
@@ -69,10 +98,42 @@ class Processor:
 
     def connect(self, timeout: float = 10.0) -> protocol.Welcome:
         """Open the link. Raises `Refused` with the controller's reason, or OSError."""
-        link = self._open(timeout)
-        self._socket = link
-        reader = protocol.FrameReader()
-        self.send(self._hello)
+        if len(self._addresses) > 1 or self._patience:
+            welcome, rest, link, reader = self._find(timeout)
+        else:
+            welcome, rest, link, reader = self._greet(self._addresses[0], timeout, self._hello)
+        link.settimeout(None)
+        for message in rest:
+            self._dispatch(message)
+        threading.Thread(target=self._read, args=(link, reader), name="evertrain-link", daemon=True).start()
+        return welcome
+
+    def entered(self, generation: int, step: int) -> None:
+        """The training thread goes on training; a new controller has to be told so."""
+        with self._write_lock:
+            self._place, self._generation, self._step, self._out = "inside", generation, step, None
+
+    def _greet(self, address: tuple[str, int], timeout: float, hello: protocol.Hello) -> _Opened:
+        """One attempt at one controller."""
+        link = self._open(address, timeout)
+        try:
+            reader = protocol.FrameReader()
+            with self._write_lock:
+                # From here on, what the training thread says comes after the Hello, on the same link.
+                if self._welcomed:
+                    hello = self._hello_again()
+                self._writer = protocol.FrameWriter()
+                link.sendall(self._writer.frame(hello))
+                self._socket, self.lost = link, False
+            return self._await_welcome(link, reader)
+        except BaseException:
+            with self._write_lock:
+                self._socket = None
+            self._cancel_requests()
+            link.close()
+            raise
+
+    def _await_welcome(self, link: socket.socket | TlsSocket, reader: protocol.FrameReader) -> _Opened:
         pending: list[protocol.Message] = []
         while not pending:
             try:
@@ -80,23 +141,61 @@ class Processor:
             except TlsRefused as error:
                 raise Refused(str(error)) from None
             if not data:
-                raise Refused("the controller closed the link without a word")
+                raise Refused("the controller closed the link without a word", retry=True)
             pending = reader.feed(data)
         first, *rest = pending
         if isinstance(first, protocol.Refused):
-            link.close()
-            raise Refused(first.reason)
+            self._learn(first.controllers)
+            raise Refused(first.reason, retry=first.retry)
         if not isinstance(first, protocol.Welcome):
-            link.close()
             raise Refused(f"expected a welcome, got {type(first).__name__}")
-        link.settimeout(None)
-        for message in rest:
-            self._dispatch(message)
-        threading.Thread(target=self._read, args=(link, reader), name="evertrain-link", daemon=True).start()
-        return first
+        if first.epoch < self.epoch:
+            raise Refused("that controller is of the past", retry=True)
+        self.epoch = first.epoch
+        self._welcomed = True
+        self._learn(first.controllers)
+        return first, rest, link, reader
 
-    def _open(self, timeout: float) -> socket.socket | TlsSocket:
-        link = socket.create_connection(self._address, timeout=timeout)
+    def _hello_again(self) -> protocol.Hello:
+        return protocol.replace(
+            self._hello,
+            place=self._place,
+            generation=self._generation,
+            step=self._step,
+            attempt=self.newest_stop,
+            out=self._out,
+            epoch=self.epoch,
+        )
+
+    def _learn(self, controllers: Sequence[str]) -> None:
+        for text in controllers:
+            host, _, port = text.rpartition(":")
+            if (host, int(port)) not in self._addresses:
+                self._addresses.append((host, int(port)))
+
+    def _find(self, patience: float) -> _Opened:
+        """Go round the addresses until one accepts this rank."""
+        deadline = time.monotonic() + patience
+        attempt = max(min(_ATTEMPT, patience), 0.01)
+        while True:
+            error: Exception = OSError("there is no address to try")
+            for address in list(self._addresses):
+                if self._closed:
+                    raise OSError("closed")
+                try:
+                    return self._greet(address, attempt, self._hello)
+                except Refused as refusal:
+                    if not refusal.retry:
+                        raise
+                    error = refusal
+                except (OSError, protocol.ProtocolError) as failure:
+                    error = failure
+            if time.monotonic() + _RETRY >= deadline:
+                raise error
+            time.sleep(_RETRY)
+
+    def _open(self, address: tuple[str, int], timeout: float) -> socket.socket | TlsSocket:
+        link = socket.create_connection(address, timeout=timeout)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is None:
             return link
@@ -108,9 +207,13 @@ class Processor:
 
     def send(self, message: protocol.Message) -> None:
         """Send, or do nothing when the link is lost: the loss itself is what the training thread gets to see."""
-        if self._socket is None or self.lost:
-            return
         with self._write_lock:
+            if isinstance(message, protocol.Out):
+                self._place, self._out, self._step = "out", message, message.step
+            elif isinstance(message, protocol.Finished):
+                self._place, self._step = "finished", message.step
+            if self._socket is None or self.lost:
+                return
             try:
                 self._socket.sendall(self._writer.frame(message))
             except OSError:
@@ -122,6 +225,12 @@ class Processor:
         if message is None:
             self._inbox.put(None)
             raise LinkLost("the link to the controller is gone")
+        if isinstance(message, protocol.Release):
+            with self._write_lock:
+                self._place = "leaving"
+        elif isinstance(message, protocol.Join):
+            with self._write_lock:
+                self._generation = message.generation
         return message
 
     def close(self) -> None:
@@ -149,7 +258,7 @@ class Processor:
         with self._waiting_lock:
             self._waiting[number] = answer
         try:
-            if self.lost:
+            if self.lost or self._socket is None:
                 raise StoreCancelled("the link to the controller is gone")
             self.send(request(number))
             reply = answer.get(timeout=timeout)
@@ -166,18 +275,47 @@ class Processor:
 
     def _read(self, link: socket.socket | TlsSocket, reader: protocol.FrameReader) -> None:
         try:
-            while data := link.recv(1 << 20):
-                for message in reader.feed(data):
+            while True:
+                self._pump(link, reader)
+                if not self._patience or self._closed or len(self._addresses) < 2:
+                    return
+                with self._write_lock:
+                    self._socket = None
+                link.close()
+                self._cancel_requests()
+                # The one that was lost comes last.
+                self._addresses = [*self._addresses[1:], self._addresses[0]]
+                _, rest, link, reader = self._find(self._patience)
+                for message in rest:
                     self._dispatch(message)
-        except (OSError, protocol.ProtocolError):
+        except (OSError, Refused):
             pass
         finally:
             self.lost = True
-            with self._waiting_lock:
-                for number, answer in self._waiting.items():
-                    answer.put(protocol.StoreReply(request=number, error="the link to the controller is gone"))
+            self._cancel_requests()
             self._inbox.put(None)
             link.close()
+
+    def _pump(self, link: socket.socket | TlsSocket, reader: protocol.FrameReader) -> None:
+        """Read until the link breaks, or until the agent says that its controller is one of the past."""
+        link.settimeout(_LOOK if self._patience and self._board is not None else None)
+        while True:
+            try:
+                data = link.recv(1 << 20)
+                if not data:
+                    return
+                for message in reader.feed(data):
+                    self._dispatch(message)
+            except TimeoutError:
+                if self._board is not None and self._board.epoch > self.epoch and len(self._addresses) > 1:
+                    return
+            except (OSError, protocol.ProtocolError):
+                return
+
+    def _cancel_requests(self) -> None:
+        with self._waiting_lock:
+            for number, answer in self._waiting.items():
+                answer.put(protocol.StoreReply(request=number, error="the link to the controller is gone"))
 
     def _dispatch(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.Ping):
@@ -185,6 +323,9 @@ class Processor:
                 self._board.pong(message.number)
         elif isinstance(message, protocol.Pause):
             self.newest_pause = max(self.newest_pause, message.number)
+        elif isinstance(message, protocol.Controllers):
+            self._addresses = []
+            self._learn(message.addresses)
         elif isinstance(message, protocol.StoreReply):
             with self._waiting_lock:
                 answer = self._waiting.get(message.request)

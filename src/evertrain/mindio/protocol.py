@@ -129,7 +129,8 @@ FAULT_KINDS = (
     "disconnected",  # the rank's link to the controller broke
     "start",  # a replacement failed before it got to the training function
     "repair",  # a repair failed or delivered a state with the wrong hash
-    "agent",  # the agent is gone or silent
+    "agent",  # the agent is gone or silent, and with it all processes of its node
+    "controller",  # the controller was replaced in the middle of a recovery
     # Not faults, but reasons to interrupt the training that get into the timeline in the same way:
     "rejoin",  # a rank that the job went on without is back
     "hot-switch",  # a rank's process is exchanged on request
@@ -451,6 +452,7 @@ class Memo(Message):
     from before training follow as `StoreSet`."""
 
     epoch: int
+    started: bool = False
     generation: int = 0
     attempt: int = 0
     restarts: int = 0
@@ -462,7 +464,12 @@ class Memo(Message):
     furthest: int = 0
     protected: bool = False
     trained: bool = False
-    incarnations: list[int] = []
+    issued: list[int] = []
+    """By rank: its newest incarnation."""
+    aside: list[int] = []
+    can_share: bool | None = None
+    pauses: int = 0
+    parts: list[str] = []
     master: str = ""
 
 

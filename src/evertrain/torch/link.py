@@ -47,16 +47,18 @@ def board() -> Board:
 def open_link() -> tuple[Processor, Welcome]:
     global _opened
     if _opened is None:
-        host, _, port = os.environ["EVERTRAIN_CONTROLLER"].rpartition(":")
+        parts = (text.rpartition(":") for text in os.environ["EVERTRAIN_CONTROLLER"].split(","))
+        addresses = [(host, int(port)) for host, _, port in parts]
         certificates = tls.TlsInfo.from_environment(os.environ)
         processor = Processor(
-            (host, int(port)),
+            addresses,
             os.environ["EVERTRAIN_TOKEN"],
             rank=int(os.environ["RANK"]),
             incarnation=incarnation(),
             pid=os.getpid(),
             board=board(),
             tls=tls.client_context(certificates) if certificates else None,
+            patience=timing().takeover if os.environ.get("EVERTRAIN_STANDBY") == "1" else 0.0,
         )
         _opened = processor, processor.connect(timeout=timing().start)
     return _opened

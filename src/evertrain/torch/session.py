@@ -421,6 +421,7 @@ class Session:
             self._state.sharding.attach(self._group)
         keeper.go()
         self._fresh, self._resume_due = False, True
+        self._processor.entered(self._generation, self._state.step)
         self._state.forget_other_copies()
         self._broken = ""
         self._state.snapshot()

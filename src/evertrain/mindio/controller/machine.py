@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from evertrain.mindio.controller import policy
-from evertrain.mindio.controller.nodes import DEFAULT_NODE_WAIT, WAIT, Nodes
+from evertrain.mindio.controller.nodes import DEFAULT_NODE_WAIT, WAIT
 from evertrain.mindio.controller.roster import AT_WORK, Member, Place
 from evertrain.mindio.controller.states import (
     CONSEQUENCES,
@@ -53,6 +53,7 @@ from evertrain.mindio.controller.states import (
     ToAgent,
     ToControl,
 )
+from evertrain.mindio.controller.succession import Succession
 from evertrain.mindio.protocol import (
     Command,
     Dumped,
@@ -94,7 +95,7 @@ __all__ = [
 ]
 
 
-class Machine(Nodes):
+class Machine(Succession):
     """Leads a job of `world_size` ranks from its start to its end.
 
     `wall_offset` is wall-clock time minus monotonic time, for the timestamps in the records. `node_loss` says what to
@@ -118,7 +119,7 @@ class Machine(Nodes):
             world_size, timing, max_restarts, can_dump, wall_offset, elastic, nnodes, node_loss, node_wait
         )
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
-            Hello: lambda member, hello: self._uses_training(),
+            Hello: self._on_hello,
             Out: self._on_out,
             Joined: self._on_joined,
             Repaired: self._on_repaired,
@@ -256,6 +257,10 @@ class Machine(Nodes):
                 self._close(Closing("terminate", code, terminate.reason, deadline, half, last))
 
     # Messages of the ranks.
+
+    def _on_hello(self, member: Member, hello: Hello) -> None:
+        self._uses_training()
+        self._come_late(member, hello)
 
     def _uses_training(self) -> None:
         """The script uses Evertrain. From now on every rank has to come to the training, and none may just end."""

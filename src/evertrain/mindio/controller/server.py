@@ -19,6 +19,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -65,10 +66,26 @@ MAX_BACKLOG = 4 * protocol.MAX_FRAME
 _buffer = memoryview(bytearray(1 << 18))
 
 
+class Host(Protocol):
+    """What a link needs of the one that answers it."""
+
+    links: set[Link]
+    tls: ssl.SSLContext | None
+    hello_timeout: float
+
+    def refusal(self, message: Message) -> str | Refused | None: ...
+
+    def introduced(self, link: Link, hello: Hello) -> None: ...
+
+    def received(self, link: Link, message: Message) -> None: ...
+
+    def lost(self, link: Link) -> None: ...
+
+
 class Link(asyncio.BufferedProtocol):
     """One accepted connection. Frames in both directions; who is at the other end is known after its `Hello`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host) -> None:
         self._server = server
         self._reader = protocol.FrameReader(limit=MAX_HELLO)
         self._writer = protocol.FrameWriter()
@@ -216,14 +233,24 @@ class Link(asyncio.BufferedProtocol):
     def _introduce(self, message: Message) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        reason = self._server.refusal(message)
-        if reason is not None:
-            self.send(Refused(reason=reason))
-            return self.close(reason)
+        refusal = self._server.refusal(message)
+        if refusal is not None:
+            return self.refuse(refusal if isinstance(refusal, Refused) else Refused(reason=refusal))
         assert isinstance(message, Hello)
         self.hello = message
         self._reader.limit = MAX_FRAME
         self._server.introduced(self, message)
+
+    def refuse(self, refusal: Refused) -> None:
+        self.send(refusal)
+        # Who is sent elsewhere has done nothing wrong.
+        self.close("" if refusal.retry else refusal.reason)
+
+    def move_to(self, server: Host) -> None:
+        """Somebody else answers this link from now on."""
+        self._server.links.discard(self)
+        self._server = server
+        server.links.add(self)
 
 
 class Server:
@@ -271,9 +298,13 @@ class Server:
         self._watches: dict[int, asyncio.TimerHandle] = {}
         self._over: asyncio.Future[tuple[int, str]] | None = None
 
+    def prepare(self) -> None:
+        """Be ready for links that somebody else accepts."""
+        self._over = asyncio.get_running_loop().create_future()
+
     async def start(self) -> None:
+        self.prepare()
         loop = asyncio.get_running_loop()
-        self._over = loop.create_future()
         self._listener = await loop.create_server(lambda: Link(self), self._host, self._port, backlog=4096)
 
     @property
@@ -306,7 +337,7 @@ class Server:
 
     # Called by the links.
 
-    def refusal(self, message: Message) -> str | None:
+    def refusal(self, message: Message) -> str | Refused | None:
         reason = protocol.refusal(message, self._token)
         if reason is not None:
             return reason
@@ -330,18 +361,13 @@ class Server:
 
     def introduced(self, link: Link, hello: Hello) -> None:
         if hello.role == "agent":
-            self._agents[hello.node] = link
-            link.send(Welcome())
-            self._heard[hello.node] = self._clock()
-            self._clocks.sample(hello.node, hello.at, self._clock())
-            self._watch_agent(hello.node)
-            link.keep_alive(self.machine.timing.bound)
+            self._link_agent(link, hello)
             self._feed(FromAgent(hello, hello.node))
             return
         if hello.role == "control":
             link.number = next(self._numbers)
             self._controls[link.number] = link
-            return link.send(Welcome())
+            return link.send(self.welcome())
         if self.machine.is_prepared(hello.rank, hello.incarnation):
             self._prepared[hello.rank] = link
         else:
@@ -349,8 +375,19 @@ class Server:
             self._ranks[hello.rank] = link
             if older is not None:
                 older.close("a newer incarnation has come")
-        link.send(Welcome(running=self.machine.running_for(hello.rank)))
+        link.send(self.welcome(self.machine.running_for(hello.rank)))
         self._feed(FromRank(hello.rank, hello.incarnation, hello))
+
+    def welcome(self, running: bool = False) -> Welcome:
+        return Welcome(running=running)
+
+    def _link_agent(self, link: Link, hello: Hello) -> None:
+        self._agents[hello.node] = link
+        link.send(self.welcome())
+        self._heard[hello.node] = self._clock()
+        self._clocks.sample(hello.node, hello.at, self._clock())
+        self._watch_agent(hello.node)
+        link.keep_alive(self.machine.timing.bound)
 
     def received(self, link: Link, message: Message) -> None:
         hello = link.hello
@@ -399,9 +436,11 @@ class Server:
 
     def _feed(self, event: Event) -> None:
         self._carry_out(self.machine.handle(event, self._clock()))
+        self._schedule()
+
+    def _schedule(self) -> None:
         if self._over is not None and self.machine.ended is not None:
-            if not self._over.done():
-                self._over.set_result(self.machine.ended)
+            self._note_end()
         else:
             self._set_timer()
 
@@ -422,6 +461,11 @@ class Server:
             self._feed(Tick())
         else:
             self._set_timer()
+
+    def _note_end(self) -> None:
+        assert self._over is not None and self.machine.ended is not None
+        if not self._over.done():
+            self._over.set_result(self.machine.ended)
 
     def _carry_out(self, actions: list[Action]) -> None:
         message: Message | None = None

@@ -1,0 +1,252 @@
+"""A controller that stands by.
+
+It keeps a link to the controller in charge, which tells it what it needs for taking over. When that link breaks or
+falls silent, ranks and agents come here by themselves, because they have lost theirs too. They are kept waiting until
+there are enough of them: more than half of the ranks, so that no two controllers can ever have enough. Exactly half
+will do if nobody listens at the old address any more, that is, if the controller there is dead and not just cut off, or
+if the new one will not train without the other half anyway.
+
+If the old controller answers again before that, everybody is sent back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+
+from evertrain.mindio import protocol
+from evertrain.mindio.asynclink import AsyncLink, LinkError, NotNow
+from evertrain.mindio.controller.nodes import SHRINK
+from evertrain.mindio.controller.server import Link
+from evertrain.mindio.protocol import Hello, Memo, Message, Refused
+from evertrain.mindio.timing import Timing
+
+log = logging.getLogger(__name__)
+
+_RETRY = 0.1
+"""Seconds between two attempts to reach the controller in charge: nothing announces that it begins to listen."""
+_MAX_KEPT = 1000
+"""Messages kept of one rank or agent that waits here."""
+
+
+class Standby:
+    """Answers the links of a controller that is not in charge (see `server.Host`)."""
+
+    def __init__(
+        self,
+        address: str,
+        peer: str,
+        token: str,
+        *,
+        timing: Timing,
+        world_size: int,
+        nnodes: int,
+        node_loss: str,
+        tls: ssl.SSLContext | None,
+        client_tls: ssl.SSLContext | None,
+        epoch: int = 0,
+        on_take_over: Callable[[str], None],
+        on_over: Callable[[int, str], None] = lambda code, reason: None,
+    ) -> None:
+        self.links: set[Link] = set()
+        self.tls = tls
+        self.hello_timeout = max(timing.bound, 5.0)
+        self.epoch = epoch
+        self.memo: Memo | None = None
+        self.notes: dict[str, bytes] = {}
+        self.over: protocol.End | None = None
+        self._address, self._peer, self._token = address, peer, token
+        self._timing, self._world_size, self._nnodes, self._node_loss = timing, world_size, nnodes, node_loss
+        self._client_tls = client_tls
+        self._on_take_over, self._on_over = on_take_over, on_over
+        self._link: AsyncLink | None = None
+        self._heard = 0.0
+        self._lost_at = 0.0
+        self._reason = ""
+        self._peer_is_dead = False
+        self._waiting: dict[Link, list[Message]] = {}
+        self._enough_since: float | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._done = False
+        self._chore: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._lost_at = time.monotonic()
+        self._chore = asyncio.create_task(self._follow())
+
+    async def close(self, patience: float = 1.0) -> None:
+        self.stop()
+        links = list(self.links)
+        for link in links:
+            link.close()
+        if links:
+            await asyncio.wait([link.closed for link in links], timeout=patience)
+
+    def stop(self) -> None:
+        """Follow nobody any more and let the links be."""
+        self._done = True
+        if self._chore is not None:
+            self._chore.cancel()
+        if self._look is not None:
+            self._look.cancel()
+        if self._link is not None:
+            self._link.close()
+
+    # The link to the controller in charge.
+
+    @property
+    def _following(self) -> bool:
+        return self._link is not None
+
+    async def _follow(self) -> None:
+        """Keep the link, or try to get it back, for as long as this is a standby."""
+        while not self._done:
+            if self._link is not None:
+                self._link.send(protocol.Beat(at=time.monotonic()))
+                await asyncio.sleep(self._timing.heartbeat)
+                if self._link is not None and time.monotonic() - self._heard > self._timing.silence:
+                    self._link.close()
+                    self._lost(f"the controller has been silent for {self._timing.silence:g} s")
+                continue
+            try:
+                await self._dial()
+            except LinkError as error:
+                self._peer_is_dead = isinstance(error, NotNow) and error.nobody
+                self._consider()
+                await asyncio.sleep(_RETRY)
+
+    async def _dial(self) -> None:
+        host, _, port = self._peer.rpartition(":")
+        hello = Hello(
+            version=protocol.VERSION, token=self._token, role="standby", address=self._address, epoch=self.epoch
+        )
+        timeout = max(self._timing.bound, 1.0)
+        link, welcome = await AsyncLink.open(
+            (host, int(port)), hello, self._on_message, self._lost, timeout, self._client_tls
+        )
+        if welcome.epoch < self.epoch:
+            link.close()
+            raise NotNow("that controller is of the past")
+        self._link, self._heard, self.epoch = link, time.monotonic(), welcome.epoch
+        self._enough_since = None
+        link.listen()
+        for waiting in list(self._waiting):
+            self._send_away(waiting)
+
+    def _on_message(self, message: Message) -> None:
+        self._heard = time.monotonic()
+        match message:
+            case Memo():
+                self.memo = message
+            case protocol.StoreSet(key=key, value=value):
+                self.notes[key] = value
+            case protocol.End():
+                self.over = message
+                self._on_over(message.code, message.reason)
+
+    def _lost(self, reason: str) -> None:
+        if self._link is not None:
+            self._link = None
+            self._lost_at, self._reason = time.monotonic(), reason
+            log.warning("standby: %s", reason)
+
+    # The links of ranks and agents.
+
+    def refusal(self, message: Message) -> str | Refused | None:
+        reason = protocol.refusal(message, self._token)
+        if reason is not None:
+            return reason
+        assert isinstance(message, Hello)
+        if self.over is not None:
+            return "the job is over"
+        if message.role == "controller":
+            if message.epoch > self.epoch and message.address:
+                self._peer, self.epoch = message.address, message.epoch
+                return Refused(reason="this controller stands by", retry=True)
+            return "this job has a newer controller"
+        if message.role in ("standby", "control"):
+            return Refused(reason="this controller stands by", retry=True, controllers=[self._peer])
+        return self._elsewhere() if self._following else None
+
+    def _elsewhere(self) -> Refused:
+        return Refused(reason=f"the controller is at {self._peer}", retry=True, controllers=[self._peer])
+
+    def _send_away(self, link: Link) -> None:
+        self._waiting.pop(link, None)
+        link.refuse(self._elsewhere())
+
+    def introduced(self, link: Link, hello: Hello) -> None:
+        for other in list(self._waiting):
+            known = other.hello
+            if known is not None and _who(known) == _who(hello):
+                self._waiting.pop(other)
+                other.close()
+        self._waiting[link] = []
+        self._consider()
+
+    def received(self, link: Link, message: Message) -> None:
+        kept = self._waiting.get(link)
+        if kept is not None and len(kept) < _MAX_KEPT:
+            kept.append(message)
+
+    def lost(self, link: Link) -> None:
+        self.links.discard(link)
+        self._waiting.pop(link, None)
+
+    # Enough?
+
+    def _consider(self) -> None:
+        memo = self.memo
+        if self._done or self._following or self.over is not None or memo is None or not memo.started:
+            return
+        now = time.monotonic()
+        if not self._enough():
+            self._enough_since = None
+            return
+        if self._enough_since is None:
+            self._enough_since = now
+        settled = max(self._enough_since, self._lost_at) + min(self._timing.bound, 1.0)
+        if self._all_there() or now >= settled:
+            self._done = True
+            self._on_take_over(self._reason)
+        elif self._look is None:
+            self._look = asyncio.get_running_loop().call_later(settled - now + 0.01, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._consider()
+
+    def _hellos(self, role: str) -> list[Hello]:
+        return [link.hello for link in self._waiting if link.hello is not None and link.hello.role == role]
+
+    def _enough(self) -> bool:
+        ranks = {hello.rank for hello in self._hellos("rank")}
+        for agent in self._hellos("agent"):
+            ranks |= set(agent.ranks)
+        if 2 * len(ranks) > self._world_size:
+            return True
+        half = 2 * len(ranks) == self._world_size
+        return half and (self._peer_is_dead or self._node_loss != SHRINK)
+
+    def _all_there(self) -> bool:
+        agents = self._hellos("agent")
+        if len({agent.node for agent in agents}) < self._nnodes:
+            return False
+        linked = {(hello.rank, hello.incarnation) for hello in self._hellos("rank")}
+        return all(
+            (rank, incarnation) in linked or rank in agent.booting
+            for agent in agents
+            for rank, incarnation in agent.incarnations.items()
+        )
+
+    def hand_over(self) -> dict[Link, list[Message]]:
+        """The links that wait here, with what came on them since."""
+        waiting, self._waiting = self._waiting, {}
+        return waiting
+
+
+def _who(hello: Hello) -> tuple[str, int, int, int]:
+    return hello.role, hello.rank, hello.incarnation, hello.node
