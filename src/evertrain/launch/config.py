@@ -161,7 +161,7 @@ def build(
         poll=values["poll"] or (0.002 if local_size <= MANY_PROCESSES else 0.005),
         faults=tuple(_fault(text, world_size) for text in values["fault"]),
         role=values["role"],
-        run_id=_run_id(values),
+        run_id=_run_id(values, nnodes),
         master_addr=master_addr,
         master_port=master_port,
         log_dir=_log_dir(values["log_dir"]),
@@ -320,9 +320,9 @@ def _master(values: dict[str, Any], sources: dict[str, str], nnodes: int) -> tup
     return host, port
 
 
-def _run_id(values: dict[str, Any]) -> str:
-    """torchrun names a job on one node at random unless it was given a name."""
-    if values["rdzv_id"] != "none" and not values["standalone"]:
+def _run_id(values: dict[str, Any], nnodes: int) -> str:
+    """torchrun names a job on one node at random unless it was given a name; several nodes must have the same one."""
+    if (values["rdzv_id"] != "none" or nnodes > 1) and not values["standalone"]:
         return values["rdzv_id"]
     import uuid
 
