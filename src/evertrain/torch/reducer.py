@@ -125,6 +125,9 @@ class Reducer:
         self._reset()
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook_of(i)) for i, p in enumerate(self._params)]
 
+    def prepare(self) -> None:
+        """Training begins."""
+
     # --- generations -------------------------------------------------------------------------------------------------
 
     def attach(self, group: Any | None, world: int = 0, source_of_buffers: int = 0) -> None:

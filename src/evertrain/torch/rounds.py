@@ -26,6 +26,7 @@ from evertrain.torch import rng
 from evertrain.torch.data import Feed
 from evertrain.torch.data_shares import can_be_shared, of_rank
 from evertrain.torch.errors import UsageError
+from evertrain.torch.fsdp import StepAside
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import TrainingState
 
@@ -40,7 +41,7 @@ class Shares(Protocol):
 
 
 class Rounds:
-    def __init__(self, state: TrainingState, reducer: Reducer) -> None:
+    def __init__(self, state: TrainingState, reducer: Reducer | StepAside) -> None:
         self._state, self._reducer = state, reducer
         self._patched = False
         self._suppressed = False

@@ -28,6 +28,7 @@ from evertrain.mindio.timing import Timing
 from evertrain.torch import backends, codec, groups, repair
 from evertrain.torch.checkpoint import CheckpointError
 from evertrain.torch.errors import UsageError
+from evertrain.torch.fsdp import StepAside
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
 from evertrain.torch.lasting import keeper
@@ -53,7 +54,7 @@ class Session:
         timing: Timing,
         board: Board,
         state: TrainingState,
-        reducer: Reducer,
+        reducer: Reducer | StepAside,
         injector: Injector,
         interrupter: Interrupter,
         checkpoints: PartCheckpoints | None,

@@ -104,6 +104,8 @@ class Sharding:
         self.shards = world_size // copies
         self.shard = rank % self.shards
         self.name = part_name(self.shard)
+        self.first = rank < self.shards
+        """Whether this rank is the first holder of its shard."""
         self._faults = faults or (lambda phase: None)
         self._group: Any = None
         self._layout = [[id(p) for p in group["params"]] for group in optimizer.param_groups]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from evertrain.mindio.protocol import STATE
 from evertrain.torch import codec
 from evertrain.torch.errors import StateError
+from evertrain.torch.fsdp import FullySharded
 from evertrain.torch.parts import Part, Update
 from evertrain.torch.sharded import Sharding, assemble
 
@@ -61,10 +63,14 @@ class TrainingState:
         """How the state is divided into these parts."""
         self.update: Update | None = None
         """Set if an optimizer update can be taken back."""
-        self.sharding: Sharding | None = None
+        self.sharding: Sharding | FullySharded | None = None
         self.step = 0
         self.positions: dict[str, tuple[int, int]] = {}
         self._params = dict(model.named_parameters())
+        self._weights = self._params
+        """Those of the parameters that belong to this part."""
+        self._run = ""
+        """If there is none: a mark of this run, given by rank 0 at its start."""
         self._buffers = dict(model.named_buffers())
         self._buffer_copies = [buffer.detach().clone() for buffer in self._buffers.values()]
         self._snapshot: tuple[bytes, list[torch.Tensor], list[tuple[torch.Tensor, int]]] | None = None
@@ -110,6 +116,10 @@ class TrainingState:
         """About as many bytes as a repair moves: weights, and two moments for each."""
         return 3 * sum(param.numel() * param.element_size() for param in self._params.values())
 
+    def weights(self) -> list[torch.nn.Parameter]:
+        """The parameters that are the same on all ranks: all of them, or none if they are sharded."""
+        return list(self._weights.values())
+
     # The whole state: repair and checkpoints.
 
     def core(self) -> codec.Packed:
@@ -118,10 +128,15 @@ class TrainingState:
 
     def _core(self) -> dict[str, Any]:
         return {
-            "params": {name: param.detach() for name, param in self._params.items()},
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "params": {name: param.detach() for name, param in self._weights.items()},
+            "optimizers": [self._optimizer_state(optimizer) for optimizer in self.optimizers],
             "seed": self.seed,
+            "run": self._run,
         }
+
+    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        whole = optimizer.state_dict()
+        return {"param_groups": whole["param_groups"]} if isinstance(self.sharding, FullySharded) else whole
 
     def _rest(self) -> dict[str, Any]:
         return {
@@ -152,18 +167,23 @@ class TrainingState:
         if codec.digest(codec.pack(rest)) != tree["rest_digest"]:
             raise StateError("the received state does not match its own hash")
         with torch.no_grad():
-            for name, param in self._params.items():
+            for name, param in self._weights.items():
                 source = tree["params"][name]
                 if source.data_ptr() != param.data_ptr() or not param.numel():
                     param.copy_(source)
             for name, buffer in self._buffers.items():
                 buffer.copy_(rest["buffers"][name])
         for optimizer, state in zip(self.optimizers, tree["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+            if "state" in state:
+                optimizer.load_state_dict(state)
+            else:
+                for group, values in zip(optimizer.param_groups, state["param_groups"], strict=True):
+                    group.update({key: value for key, value in values.items() if key != "params"})
         for name, item in self._named.items():
             item.load_state_dict(rest["named"][name])
         self._load_scaler(rest["scaler"])
         self.seed = tree["seed"]
+        self._run = tree.get("run", "")
         self.step = rest["step"]
         self.positions = {name: (epoch, index) for name, (epoch, index) in rest["data"].items()}
         self.clear_gradients()
@@ -185,17 +205,25 @@ class TrainingState:
 
     # Several parts.
 
-    def shard(self, sharding: Sharding) -> None:
-        """The optimizer's state is sharded from here on."""
+    def shard(self, sharding: Sharding | FullySharded) -> None:
+        """The optimizer's state is sharded from here on, or the weights with it."""
         self.sharding = self.update = sharding
+        if isinstance(sharding, FullySharded):
+            self._weights = {}
+            self.new_run()
         self.parts[sharding.name] = sharding
         self.every_part += sharding.every_part
         self.cut = sharding.cut
 
-    def writes(self, rank: int, is_first: bool) -> list[str]:
+    def new_run(self) -> None:
+        """Checkpoint files of earlier runs must not be taken for some of this one. Rank 0's mark goes to all ranks."""
+        if not self._weights:
+            self._run = secrets.token_hex(8)
+
+    def writes(self, is_first: bool) -> list[str]:
         """The parts that this rank writes into a periodic checkpoint: those of which it is the first holder."""
         first = [STATE] if is_first else []
-        if self.sharding is not None and rank < self.sharding.shards:
+        if self.sharding is not None and self.sharding.first:
             first.append(self.sharding.name)
         return first
 

@@ -36,6 +36,7 @@ from evertrain.mindio.board import FAULT_BOARD_FD, Board, FaultBoard
 from evertrain.torch import codec, link, parking, rng
 from evertrain.torch.data import Feed
 from evertrain.torch.errors import UsageError
+from evertrain.torch.fsdp import FullySharded, StepAside, is_fully_sharded
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupter
 from evertrain.torch.part_checkpoints import PartCheckpoints
@@ -58,6 +59,7 @@ class Training:
 
     Args:
         model: the bare module; `training.model` is its data-parallel form. Don't wrap it in DistributedDataParallel.
+            Or a module that `fully_shard` was applied to, which `training.model` is then, too.
         optimizer: a torch optimizer, or several.
         scheduler: anything with `state_dict`, for example a learning rate scheduler; or several.
         sampler: the loader's sampler; its `set_epoch` is called at each epoch.
@@ -107,12 +109,17 @@ class Training:
         self._calls = 0
         self._board = link.board()
         self._inject = _injector(self.rank, self._board)
-        if sharded:
-            self._state.shard(
-                Sharding(self._state.optimizers, self.rank, self.world_size, replica_cnt, self._inject)
-            )
-        self._reducer = Reducer(model, faults=self._inject)
-        self.model = Replica(model, self._reducer, faults=self._inject)
+        self.model: Any
+        self._reducer: Reducer | StepAside
+        if is_fully_sharded(model):
+            self._reducer, self.model = self._step_aside(model, sharded), model
+        else:
+            if sharded:
+                self._state.shard(
+                    Sharding(self._state.optimizers, self.rank, self.world_size, replica_cnt, self._inject)
+                )
+            self._reducer = Reducer(model, faults=self._inject)
+            self.model = Replica(model, self._reducer, faults=self._inject)
         self._rounds = Rounds(self._state, self._reducer)
         self._running = False
         self._runner: Session | Unprotected
@@ -122,8 +129,24 @@ class Training:
             self._runner = Unprotected(self.rank, self.world_size, self._state, self._reducer, self._board)
         for item in self._state.optimizers:
             item.register_step_pre_hook(self._before_update)
-            if sharded:
+            if self._state.sharding is not None:
                 item.register_step_post_hook(self._after_update)
+
+    def _step_aside(self, model: torch.nn.Module, sharded: bool) -> StepAside:
+        if sharded:
+            raise UsageError("fully_shard has sharded the optimizer's state already: leave sharded=True out")
+        if self._state.scaler is not None:
+            raise UsageError("a GradScaler does not see the other shards of a gradient: use bfloat16, or no scaler")
+        aside = StepAside(model, faults=self._inject)
+        sharding = FullySharded(model, self._state.optimizers, aside)
+        self._state.shard(sharding)
+        if sharding.copies == 1 and self.rank == 0:
+            print(
+                "evertrain: the mesh has no replicas: if a rank is lost, all load the newest checkpoint",
+                file=sys.stderr,
+                flush=True,
+            )
+        return aside
 
     def _protected(self) -> Session:
         processor, welcome = link.open_link()
@@ -159,6 +182,8 @@ class Training:
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             if self._checkpoints is not None and not self._running and self._state.step == 0:
                 self._load_newest(self._checkpoints)
+            self._state.new_run()
+            self._reducer.prepare()
             self._state.snapshot()
 
             def call() -> T:
@@ -229,7 +254,7 @@ class Training:
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The state_dict() of the whole optimizer. If it is sharded, a collective: every rank calls it, in `train`."""
-        if self._state.sharding is not None:
+        if isinstance(self._state.sharding, Sharding):
             return self._state.sharding.gather_state_dict()
         return self._state.optimizers[0].state_dict()
 
@@ -246,12 +271,21 @@ class Training:
 
     def _before_update(self, optimizer: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         sharding = self._state.sharding
+        if isinstance(sharding, FullySharded):
+            return self._before_full_update(sharding)
         if sharding is not None and (any(args[1:]) or options.get("closure") is not None):
             raise UsageError("optimizer.step() of a sharded optimizer takes no closure: call backward() before it")
         self._runner.begin_update()
         self._inject("optimizer")
         if sharding is not None:
             sharding.begin(self._state.step)
+
+    def _before_full_update(self, sharding: FullySharded) -> None:
+        if sharding.catching_up:
+            return  # out of user code: the update of a step that others have completed
+        self._runner.begin_update()
+        sharding.begin(self._state.step)
+        self._inject("optimizer")
 
     def _after_update(self, *_: Any) -> None:
         assert self._state.sharding is not None
@@ -276,7 +310,7 @@ class Training:
     def _checkpoint(self, step: int) -> None:
         if step == 0 or step % self._every or self._checkpoints is None:
             return
-        names = self._state.writes(self.rank, self._runner.is_first)
+        names = self._state.writes(self._runner.is_first)
         if names and step not in self._checkpoints.steps():
             parts = {name: codec.pack(self._state.parts[name].tree()) for name in names}
             # All ranks have the same weights, so this is a name for the content that needs no agreement.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from evertrain.mindio.board import Board
 from evertrain.torch import backends
+from evertrain.torch.fsdp import StepAside
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import TrainingState
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class Unprotected:
-    def __init__(self, rank: int, world_size: int, state: TrainingState, reducer: Reducer, board: Board) -> None:
+    def __init__(self, rank: int, world_size: int, state: TrainingState, reducer: Reducer | StepAside, board: Board) -> None:
         self._rank, self._world_size = rank, world_size
         self._state, self._reducer, self._board = state, reducer, board
         self.update_open = False
@@ -62,7 +63,7 @@ class Unprotected:
         seed = torch.tensor([self._state.seed], dtype=torch.uint64).view(torch.int64)
         dist.broadcast(seed, src=0)
         self._state.seed = int(seed.view(torch.uint64).item())
-        for tensor in [*self._state.model.parameters(), *self._state.model.buffers()]:
+        for tensor in [*self._state.weights(), *self._state.model.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
         self._reducer.attach(dist.group.WORLD)
         if self._state.sharding is not None:
