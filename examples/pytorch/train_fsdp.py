@@ -2,9 +2,9 @@
 
     evertrain launch --standalone --nproc-per-node 4 examples/pytorch/train_fsdp.py --mesh 2x2
 
-A lost process gets its shard back from the rank that holds the same shard in another replica. At its end each rank prints
-hashes of the whole model and optimizer, gathered from all shards: they are the same bits whether or not processes were
-killed on the way. It also runs under plain `torchrun`, only without protection.
+A lost process gets its shard back from the rank that holds the same shard in another replica. At its end each rank
+prints hashes of the whole model and optimizer, gathered from all shards: they are the same bits whether or not processes
+were killed on the way. It also runs under plain `torchrun`, only without protection.
 """
 
 import argparse

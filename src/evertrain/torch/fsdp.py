@@ -1,14 +1,14 @@
 """Models sharded by FSDP2 (`fully_shard`): weights and optimizer state of which every rank holds a shard.
 
-On a mesh of (replicate, shard) the ranks of a column hold the same shard, the part `shard:I` of the state, and repair each
-other. FSDP2 does the communication itself, in process groups that last (`lasting`), so the reducer has nothing to do
-here but to bring the module back to its resting state when a step was left half-way.
+On a mesh of (replicate, shard) the ranks of a column hold the same shard, the part `shard:I` of the state, and repair
+each other. FSDP2 does the communication itself, in process groups that last (`lasting`), so the reducer has nothing to
+do here but to bring the module back to its resting state when a step was left half-way.
 
 **A step is taken by all shards or by none.** With plain data parallelism a rank that has finished a step can give it to
 any other. Here the ranks of another shard can't be helped: if they are stopped before their update, their shard exists
-only at the old step and that of the others only at the new one. So the ranks meet before the update. Whoever gets through
-knows that all others have their final gradients. Whoever is stopped while it waits keeps its gradients: if somebody got
-through, the controller asks for the new step, and the update is made then.
+only at the old step and that of the others only at the new one. So the ranks meet before the update. Whoever gets
+through knows that all others have their final gradients. Whoever is stopped while it waits keeps its gradients: if
+somebody got through, the controller asks for the new step, and the update is made then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_fully_sharded(model: nn.Module) -> bool:
         return True
     if any(isinstance(child, module.FSDPModule) for child in model.modules()):
         raise UsageError(
-            "some modules of the model are wrapped by fully_shard, but not the model itself: apply fully_shard to it last"
+            "some modules of the model are wrapped by fully_shard, but not the model itself: apply fully_shard to it, too"
         )
     return False
 
@@ -195,8 +195,7 @@ class FullySharded:
         for name, param in self._params.items():
             if not isinstance(param, DTensor):
                 raise UsageError(
-                    f"parameter {name!r} is not sharded: apply fully_shard to the whole model, without ignored_params, and "
-                    "give Training the module that it returned"
+                    f"parameter {name!r} is not sharded: apply fully_shard to the whole model, without ignored_params"
                 )
 
     def _layout(self) -> tuple[Any, Any]:

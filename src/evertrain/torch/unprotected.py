@@ -23,7 +23,9 @@ T = TypeVar("T")
 
 
 class Unprotected:
-    def __init__(self, rank: int, world_size: int, state: TrainingState, reducer: Reducer | StepAside, board: Board) -> None:
+    def __init__(
+        self, rank: int, world_size: int, state: TrainingState, reducer: Reducer | StepAside, board: Board
+    ) -> None:
         self._rank, self._world_size = rank, world_size
         self._state, self._reducer, self._board = state, reducer, board
         self.update_open = False

@@ -1,0 +1,82 @@
+"""A model sharded by FSDP2 on a mesh of 2 replicas x 2 shards: after every fault the end is the same bits."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import harness
+
+EXAMPLE = harness.ROOT / "examples" / "pytorch" / "train_fsdp.py"
+ARGS = ("--mesh=2x2", f"--steps={harness.STEPS}")
+RESTARTED = {"kill", "hang", "stop"}
+
+
+@functools.cache
+def undisturbed(*more: str, nproc: int = 4) -> harness.Result:
+    result = harness.run(*ARGS, *more, script=EXAMPLE, nproc=nproc)
+    assert result.code == 0, result.explain()
+    assert set(result.ranks) == set(range(nproc)), result.explain()
+    assert len(set(result.proof.values())) == 1, result.explain()
+    assert not result.incidents, result.explain()
+    return result
+
+
+def _cells() -> list[object]:
+    quick = {("kill", "backward", 1), ("kill", "optimizer", 2)}
+    cells = [("kill", phase, rank) for phase, rank in
+             (("forward", 0), ("backward", 1), ("allreduce", 3), ("optimizer", 2), ("optimizer", 0), ("checkpoint", 1))]
+    cells += [("exception", "backward", 0), ("exception", "optimizer", 3), ("uce", "forward", 1), ("hang", "allreduce", 2)]
+    return [
+        pytest.param(*cell, id="-".join(map(str, cell)), marks=() if cell in quick else (pytest.mark.matrix,))
+        for cell in cells
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "phase", "victim"), _cells())
+def test_a_lost_shard_comes_from_its_replica(kind: str, phase: str, victim: int, tmp_path: Path) -> None:
+    result = harness.run(
+        *ARGS, f"--checkpoint-every={harness.EVERY}", f"--checkpoint-dir={tmp_path / 'run'}",
+        script=EXAMPLE, faults=(f"{kind}@step=6,rank={victim},phase={phase}",),
+    )  # fmt: skip
+    assert result.code == 0, result.explain()
+    assert result.proof == undisturbed().proof, result.explain()
+    (incident,) = result.incidents
+    assert (incident["outcome"], incident["steps_lost"]) == ("recovered", 0), result.explain()
+    assert set(incident["restarted"]) == ({victim} if kind in RESTARTED else set()), result.explain()
+
+
+@pytest.mark.matrix
+def test_both_holders_of_a_shard_lost(tmp_path: Path) -> None:
+    """Ranks 1 and 3 hold shard 1. Everybody loads the checkpoint of step 5, without a restart of the others."""
+    result = harness.run(
+        *ARGS, f"--checkpoint-every={harness.EVERY}", f"--checkpoint-dir={tmp_path / 'run'}",
+        script=EXAMPLE, faults=("kill@step=7,rank=1,phase=backward", "kill@step=7,rank=3,phase=backward"),
+    )  # fmt: skip
+    assert result.code == 0, result.explain()
+    assert result.proof == undisturbed().proof, result.explain()
+    assert {rank for incident in result.incidents for rank in incident["restarted"]} == {1, 3}, result.explain()
+    assert sum(incident["steps_lost"] for incident in result.incidents) == 2, result.explain()
+
+
+@pytest.mark.matrix
+def test_without_replicas_the_checkpoint_helps(tmp_path: Path) -> None:
+    result = harness.run(
+        "--mesh=1x2", f"--steps={harness.STEPS}", f"--checkpoint-every={harness.EVERY}",
+        f"--checkpoint-dir={tmp_path / 'run'}",
+        script=EXAMPLE, nproc=2, faults=("kill@step=7,rank=1,phase=backward",),
+    )  # fmt: skip
+    assert result.code == 0, result.explain()
+    assert "the mesh has no replicas" in result.err
+    assert result.proof == undisturbed("--mesh=1x2", nproc=2).proof, result.explain()
+    assert [incident["steps_lost"] for incident in result.incidents] == [2], result.explain()
+
+
+@pytest.mark.matrix
+def test_accumulated_gradients(tmp_path: Path) -> None:
+    more = ("--accumulate=2", "--batch-size=4")
+    result = harness.run(*ARGS, *more, script=EXAMPLE, faults=("kill@step=6,rank=3,phase=backward",))
+    assert result.code == 0, result.explain()
+    assert result.proof == undisturbed(*more).proof, result.explain()

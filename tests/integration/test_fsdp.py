@@ -1,0 +1,156 @@
+"""The update of a sharded model: made by all or by none, late if need be; and what fully_shard can't be used with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from evertrain.mindio.protocol import STATE
+from evertrain.torch import codec
+from evertrain.torch.errors import UsageError
+from evertrain.torch.fsdp import FullySharded, StepAside, is_fully_sharded
+from evertrain.torch.interrupt import Interrupted
+
+
+class Broken:
+    """A group whose other members don't come."""
+
+    def size(self) -> int:
+        return 4
+
+    def rank(self) -> int:
+        return 0
+
+    def allreduce(self, *_: Any) -> Broken:
+        return self
+
+    def wait(self) -> None:
+        raise Interrupted("a peer was lost")
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Of one rank: FSDP2 communicates nothing, but everything else is as always."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    finally:
+        dist.destroy_process_group()
+
+
+class Sharded:
+    """A model, its optimizer and its shard, always with the same first values."""
+
+    def __init__(self, mesh: Any) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
+        fully_shard(self.model[0], mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.aside = StepAside(self.model)
+        self.aside.prepare()
+        self.shard = FullySharded(self.model, [self.optimizer], self.aside)
+
+        def begin(*_: Any) -> None:
+            if not self.shard.catching_up:
+                self.shard.begin(self.step)
+
+        self.optimizer.register_step_pre_hook(begin)
+        self.optimizer.register_step_post_hook(lambda *_: self.shard.finish())
+        self.step = 0
+
+    def backward(self) -> None:
+        torch.manual_seed(self.step)
+        self.model(torch.randn(4, 5)).square().mean().backward()
+
+    def train(self, until: int) -> str:
+        while self.step < until:
+            self.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+        return self.digest()
+
+    def digest(self) -> str:
+        return codec.digest(self.shard.core())
+
+
+def test_an_update_that_others_made_is_made_late(mesh: Any) -> None:
+    expected = Sharded(mesh).train(4)
+    late = Sharded(mesh)
+    before = late.train(3)
+    late.shard.attach(Broken())
+    late.backward()
+    with pytest.raises(Interrupted):
+        late.optimizer.step()
+    assert late.shard.abandon(3) == {STATE: 3, "shard:0": 3}
+    late.aside.attach(None)
+    assert late.digest() == before, "the old step is still there"
+    assert late.shard.others() == [("shard:0", 4)]
+    assert not late.shard.switch("shard:0", 5)
+    assert late.shard.switch("shard:0", 4)
+    assert late.digest() == expected
+    assert late.shard.others() == []
+    late.shard.attach(None)
+    late.step = 4
+    assert late.train(6) == Sharded(mesh).train(6)
+
+
+def test_what_an_update_left_half_way_is_worth(mesh: Any) -> None:
+    run = Sharded(mesh)
+    run.train(2)
+    run.backward()
+    run.shard.begin(2)
+    assert run.shard.abandon(2) == {}, "the optimizer may have changed some of the weights"
+    run.shard.finish()
+    assert run.shard.abandon(2) == {"shard:0": 3}, "the shard is whole, the rest of the state is not"
+
+
+def test_a_step_left_half_way_leaves_nothing_behind(mesh: Any) -> None:
+    expected = Sharded(mesh).train(3)
+    run = Sharded(mesh)
+    run.train(2)
+
+    def fail(_: torch.Tensor) -> None:
+        raise Interrupted("in backward")
+
+    hook = run.model[2].register_forward_hook(lambda *_: _[2].register_hook(fail) and None)
+    with pytest.raises(Interrupted):
+        run.backward()
+    hook.remove()
+    with run.aside.no_sync():
+        run.aside.attach(None)
+    run.aside.attach(None)
+    assert run.train(3) == expected
+
+
+def test_a_shard_goes_from_rank_to_rank(mesh: Any) -> None:
+    source, target = Sharded(mesh), Sharded(mesh)
+    source.train(3)
+    packed = codec.pack(source.shard.tree())
+    target.shard.load(codec.unpack(packed.skeleton, [tensor.clone() for tensor in packed.tensors]))
+    assert target.digest() == source.digest()
+    source.step = target.step = 3
+    assert target.train(5) == source.train(5)
+
+
+def test_what_is_not_supported_is_said(mesh: Any) -> None:
+    plain = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert not is_fully_sharded(copy.deepcopy(plain))
+    fully_shard(plain[0], mesh=mesh)
+    with pytest.raises(UsageError, match="not the model itself"):
+        is_fully_sharded(plain)
+    fully_shard(plain, mesh=mesh)
+    assert is_fully_sharded(plain)
+    two = [torch.optim.SGD([p], lr=0.1) for p in plain.parameters()]
+    with pytest.raises(UsageError, match="one optimizer"):
+        FullySharded(plain, two, StepAside(plain))
