@@ -40,7 +40,7 @@ def train() -> None:
     neighbours = dist.new_group([0, world_size - 1])
     if not first_calls_group:
         first_calls_group.append(dist.new_group(list(range(1, world_size))))
-    for _, (batch,) in training.steps(loader, until=12):
+    for _, (batch,) in training.steps(loader, until=9):
         loss = training.model(batch).square().mean()
         shares = loss.detach().repeat(4)
         dist.all_reduce(shares[:1], group=half)
