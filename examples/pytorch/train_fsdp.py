@@ -3,8 +3,8 @@
     evertrain launch --standalone --nproc-per-node 4 examples/pytorch/train_fsdp.py --mesh 2x2
 
 A lost process gets its shard back from the rank that holds the same shard in another replica. At its end each rank
-prints hashes of the whole model and optimizer, gathered from all shards: they are the same bits whether or not processes
-were killed on the way. It also runs under plain `torchrun`, only without protection.
+prints hashes of the whole model and optimizer, gathered from all shards: they are the same bits whether or not
+processes were killed on the way. It also runs under plain `torchrun`, only without protection.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, DistributedSampler
-from train import SIZES, SampleLog, Sentences, Speller, fingerprint, of_all_ranks
+from train import SIZES, SampleLog, Sentences, Speller, fingerprint
 
 from evertrain.torch import Training
 
@@ -84,7 +84,7 @@ def main() -> None:
                 loss.backward()
                 ids.append(batch["index"])
                 mean_loss += loss.item()
-            consumed = of_all_ranks(torch.stack(ids))
+            consumed = training.gather(torch.stack(ids))
             if args.clip:
                 nn.utils.clip_grad_norm_(model.parameters(), args.clip)
             optimizer.step()

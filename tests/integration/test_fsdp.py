@@ -88,7 +88,7 @@ def test_an_update_that_others_made_is_made_late(mesh: Any) -> None:
     expected = Sharded(mesh).train(4)
     late = Sharded(mesh)
     before = late.train(3)
-    late.shard.attach(Broken())
+    late.aside.attach(Broken())
     late.backward()
     with pytest.raises(Interrupted):
         late.optimizer.step()
@@ -100,7 +100,6 @@ def test_an_update_that_others_made_is_made_late(mesh: Any) -> None:
     assert late.shard.switch("shard:0", 4)
     assert late.digest() == expected
     assert late.shard.others() == []
-    late.shard.attach(None)
     late.step = 4
     assert late.train(6) == Sharded(mesh).train(6)
 

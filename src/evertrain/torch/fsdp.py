@@ -40,7 +40,7 @@ def is_fully_sharded(model: nn.Module) -> bool:
         return True
     if any(isinstance(child, module.FSDPModule) for child in model.modules()):
         raise UsageError(
-            "some modules of the model are wrapped by fully_shard, but not the model itself: apply fully_shard to it, too"
+            "some modules of the model are wrapped by fully_shard, but not the model itself: apply it to the model, too"
         )
     return False
 
