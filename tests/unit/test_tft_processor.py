@@ -455,7 +455,7 @@ def test_elastic_callbacks(leader: ScriptedController, member: Processor, callba
     args = ["the arguments"]
     info = {"type": [0], "repair_type": 3, "src": [0], "dst": [1], "rank_list": [0, 1]}
     assert callbacks.calls == [
-        ("zit_downgrade_rebuild", [[0, 1]], [0, 1], args, "{}"),
+        ("zit_downgrade_rebuild", [0, 1], [0, 1], args, "{}"),
         ("zit_upgrade_rebuild", [2, 3], args, "{}"),
         ("zit_upgrade_repair", 3, False, [1], info, args, "{}"),
         ("zit_upgrade_rollback", 3, args, "{}"),

@@ -79,7 +79,8 @@ class Callbacks:
         return self._call("stream_sync", lambda ctx: ())
 
     def zit_downgrade_rebuild(self, groups: list[list[int]], world_ranks: list[int], param: str) -> int:
-        dp_ranks = [list(group) for group in groups]
+        """Frameworks want the dense data-parallel group as one list; the others follow from the world."""
+        dp_ranks = list(groups[0]) if groups else []
         return self._call(
             "zit_downgrade_rebuild", lambda ctx: (dp_ranks, list(world_ranks), self.args, param), device=False
         )
