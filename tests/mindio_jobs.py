@@ -72,6 +72,9 @@ def _run_rank(arguments: list[str], environment: dict[str, str], output: str, ga
     example.FAULTS["lose-controller"] = _lose_controller
     if environment["RANK"] == environment.get("TEST_CLEAN_FAILS_ON"):
         example.Collectives.clean = lambda *_: 1
+    if environment["RANK"] == "0" and (moment := environment.get("TEST_LOSE_CONTROLLER_IN")):
+        owner = example.Job if hasattr(example.Job, moment) else example.Collectives
+        _lose_controller_in(owner, moment)
     sys.argv = [str(EXAMPLE), *arguments]
     example.main()
 
@@ -89,6 +92,18 @@ def _lose_controller(job: Any) -> None:
         controller._loop.stop()
 
     controller._loop.call_soon_threadsafe(vanish)
+
+
+def _lose_controller_in(owner: type, moment: str) -> None:
+    """The controller vanishes while this rank carries out one of its orders."""
+    original = getattr(owner, moment)
+
+    def callback(self: Any, *args: Any) -> Any:
+        if api_controller._controller is not None:
+            _lose_controller(None)
+        return original(self, *args)
+
+    setattr(owner, moment, callback)
 
 
 class Job:

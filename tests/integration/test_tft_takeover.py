@@ -1,0 +1,52 @@
+"""The controller is lost in the middle of a recovery: a standby does it anew, with equal bits at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mindio_jobs
+from mindio_jobs import WORLD
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    mindio_jobs.start_server()
+    yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(_server: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    with mindio_jobs.job(tmp_path_factory.mktemp("undisturbed") / "job", steps=STEPS) as job:
+        job.start()
+        job.wait()
+        return job.steps(), {rank: result["weights"] for rank, result in job.results().items()}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "repair",
+        pytest.param("stop", marks=pytest.mark.matrix),
+        pytest.param("clean", marks=pytest.mark.matrix),
+        pytest.param("rollback", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_recovery_in_flight_is_finished_by_the_standby(
+    moment: str, tmp_path: Path, undisturbed: tuple[Any, Any]
+) -> None:
+    # Rank 2 gets its state back from rank 0, in whose process the controller is.
+    with mindio_jobs.job(tmp_path / "job", "--fault", "10:2:uce", steps=STEPS) as job:
+        job.start(TEST_LOSE_CONTROLLER_IN=moment)
+        job.wait()
+        logs = [file.read_text() for file in (tmp_path / "job" / "logs").iterdir()]
+        assert sum("takes over" in log for log in logs) == 1
+        assert job.callbacks()["rollback"] >= WORLD
+        assert job.steps() == undisturbed[0]
+        assert job.times() == WORLD * STEPS, "a step was done twice"
+        assert {rank: result["weights"] for rank, result in job.results().items()} == undisturbed[1]
