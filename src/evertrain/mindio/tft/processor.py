@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from evertrain.mindio import protocol
+from evertrain.mindio import protocol, tls
 from evertrain.mindio.tft import environment, link, messages
 from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.log import logger
@@ -30,6 +30,11 @@ CONNECT = 2.0
 REGISTER = 30.0
 FAREWELL = 2.0
 _ANSWERS = messages.Order.__args__
+
+
+def _is_final(error: Exception) -> bool:
+    """Trying again does not help: the controller said no, or the certificates don't fit."""
+    return (isinstance(error, link.NotWelcome) and not error.passive) or isinstance(error, ssl.SSLError)
 
 
 class StartFailed(Exception):
@@ -226,10 +231,9 @@ class Processor:
                 try:
                     self._open(address, deadline)
                     return
-                except (OSError, link.NotWelcome, protocol.ProtocolError, ssl.SSLError) as error:
-                    reason = f"{address[0]}:{address[1]}: {error}"
-                    passive = isinstance(error, link.NotWelcome) and error.passive
-                    if isinstance(error, link.NotWelcome) and not passive and not self._ever_registered:
+                except (OSError, link.NotWelcome, protocol.ProtocolError) as error:
+                    reason = f"{address[0]}:{address[1]}: {tls.reason(error)}"
+                    if not self._ever_registered and _is_final(error):
                         raise StartFailed(reason) from None
             if time.monotonic() + pause > deadline:
                 break
