@@ -121,13 +121,16 @@ class Rounds:
             return
         self._patched = True
         for optimizer in self._state.optimizers:
-            optimizer.step = self._guarded(optimizer.step)
+            optimizer.step = self._guarded(optimizer, optimizer.step)
 
-    def _guarded(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded(self, optimizer: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         # As an attribute of the object: the hooks of a step are called by the method, and a shield goes up in one.
         @functools.wraps(step)
         def guarded(*args: Any, **options: Any) -> Any:
-            return None if self._suppressed else step(*args, **options)
+            if self._suppressed:
+                optimizer._opt_called = True  # or a scheduler warns that it was called too early
+                return None
+            return step(*args, **options)
 
         return guarded
 
