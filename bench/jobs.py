@@ -122,9 +122,11 @@ class Job:
 
         self.wait("a warm spare", ready)
 
-    def disturb(self, fault: str) -> Recovery:
-        """Do something to the highest rank and measure until everybody is past where the best one had been."""
+    def disturb(self, fault: str, everybody: bool = True) -> Recovery:
+        """Do something to the highest rank and measure until everybody is past where the best one had been; or until
+        all others are, who go on without it."""
         victim = self.ranks - 1
+        awaited = range(self.ranks) if everybody else range(victim)
         if fault in ("raise", "gil"):
             noted = self.folder / "troubled"
             noted.unlink(missing_ok=True)
@@ -142,12 +144,14 @@ class Job:
         def first_new(rank: int) -> float | None:
             return next((t for _, step, t in self.log(rank) if t > at and step > best), None)
 
-        self.wait("the first new step", lambda: all(first_new(rank) for rank in range(self.ranks)))
-        seconds = max(first_new(rank) or 0.0 for rank in range(self.ranks)) - at
+        self.wait("the first new step", lambda: all(first_new(rank) for rank in awaited))
+        seconds = max(first_new(rank) or 0.0 for rank in awaited) - at
         repeated = 0
         restarted = 0
         for rank in range(self.ranks):
             after = [entry for entry in self.log(rank) if entry[2] > at]
+            if not after:
+                continue  # its replacement is still to come
             done = {step for _, step, _ in before[rank]}
             repeated = max(repeated, sum(1 for _, step, _ in after if step in done))
             restarted += after[-1][0] != before[rank][-1][0]

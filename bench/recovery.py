@@ -25,6 +25,8 @@ class Case:
     name: str
     fault: str
     budget: float | None = None
+    everybody: bool = True
+    """Does the time run until the lost rank trains again, or until the others do?"""
     found: list[Recovery] = field(default_factory=list)
     problem: str = ""
 
@@ -48,7 +50,7 @@ class Bench:
                         if self.warm:
                             job.wait_for_spare()
                         job.wait_for_steps(15)
-                        current.found.append(job.disturb(current.fault))
+                        current.found.append(job.disturb(current.fault, current.everybody))
                         seconds = current.found[-1].seconds
                         print(f"  {current.name}: {seconds * 1000:.0f} ms", file=sys.stderr, flush=True)
         except Stuck as problem:
@@ -71,6 +73,11 @@ def benches() -> list[Bench]:
             [Case("evertrain: kill -9, cold replacement", "SIGKILL", 2.0)],
             warm=False,
             flags=("--ft-warm=0",),
+        ),
+        Bench(
+            [Case("evertrain: kill -9, go on smaller", "SIGKILL", 0.2, everybody=False)],
+            warm=False,
+            flags=("--ft-warm=0", "--ft-elastic=1"),
         ),
         Bench(
             [Case("torchrun: a rank raises", "raise"), Case("torchrun: kill -9", "SIGKILL")],

@@ -86,7 +86,8 @@ def train_protected(args, model, optimizer, sampler, loader, trouble, completed)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            completed(step + 1)
+            if training.completes_step:
+                completed(step + 1)
 
     train()
 

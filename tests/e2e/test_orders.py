@@ -78,17 +78,6 @@ def test_a_pause_may_end_the_job_with_a_checkpoint(tmp_path) -> None:
 
 
 @pytest.mark.matrix
-def test_a_switch_while_training_runs() -> None:
-    args = ("--steps=500", "--log-every=1")
-    with job(*args) as running:
-        running.wait_until_it_trains()
-        running.order("hot-switch", "--rank=0")
-        result = running.finish()
-    harness.assert_same_end(result, *args, nproc=3)
-    assert [incident["decision"] for incident in result.incidents] == ["hot-switch"], result.explain()
-
-
-@pytest.mark.matrix
 def test_a_cancelled_switch_leaves_no_trace() -> None:
     with job(*ARGS) as running:
         asker, started = begin_switch(running, 2)
