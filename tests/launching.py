@@ -34,8 +34,18 @@ board = Board(int(os.environ[BOARD_FD]))
 stop = threading.Event()
 link = Processor(addresses, os.environ["EVERTRAIN_TOKEN"], rank=rank, pid=os.getpid(), board=board,
                  incarnation=int(os.environ["EVERTRAIN_INCARNATION"]), on_stop=stop.set, patience=patience)
-step, attempt, paused = 0, -1, 0
+step, attempt = 0, -1
+pause = {"number": 0, "at": 0, "agreed": False}
 held = []
+
+
+def on_pause(message):
+    pause.update(number=message.number, at=getattr(message, "step", step + 1), agreed=isinstance(message, p.PauseAt))
+    if isinstance(message, p.Pause):
+        link.send(p.At(number=message.number, step=step))
+
+
+link.on_pause = on_pause
 
 
 def once(name):
@@ -80,7 +90,7 @@ def trouble(name):
 
 def train(generation):
     """True if the training is complete."""
-    global step, paused
+    global step
     stop.clear()
     link.entered(generation, step)
     first = True
@@ -97,14 +107,18 @@ def train(generation):
         if first:
             link.send(p.Resumed(generation=generation, step=step))
             first = False
-        if link.newest_pause > paused:
+        told = False
+        while pause["number"] and step >= pause["at"]:
             board.mark(OUTSIDE)
-            link.send(p.Paused(generation=generation, step=step))
+            if pause["agreed"] and not told:
+                told = True
+                link.send(p.Paused(generation=generation, step=step))
             message = link.receive()
-            if not isinstance(message, p.Continue):
+            if isinstance(message, p.Stop | p.Exit):
                 held.append(message)
                 return False
-            paused = message.number
+            if isinstance(message, p.Continue):
+                pause["number"] = 0
     return True
 
 
@@ -127,7 +141,8 @@ while True:
         step = message.step
         link.send(p.Repaired(generation=message.generation, ok=True, step=step))
     elif isinstance(message, p.Go):
-        paused = message.pauses
+        if pause["number"] <= message.pauses:
+            pause["number"] = 0
         if train(message.generation):
             board.mark(FINISHED)
             link.send(p.Finished(step=step))

@@ -44,12 +44,12 @@ class Rank:
     clean: bool = True
     fresh: bool = True
     place: str = "boot"
-    """boot, out, inside, paused, finished, leaving or dead."""
+    """boot, out, inside, held (does not know yet where to pause), paused, finished, leaving or dead."""
     members: tuple[int, ...] = ()
-    wished: int = 0
-    """The newest pause that this rank has heard of."""
-    paused: int = 0
-    """The newest one that is over."""
+    pause: int = 0
+    """Number of the pause that this rank has heard of; 0 for none."""
+    pause_at: int = 0
+    pause_agreed: bool = False
     taken: int = -1
     generation: int = 0
     resume_due: bool = False
@@ -82,18 +82,23 @@ class Rank:
         self.place = "out"
         self.out()
 
-    def complete_step(self, cluster: Cluster) -> None:
-        pauses = cluster.agree(self)
+    def complete_step(self) -> None:
         self.step += 1
         self.content = self.content.split("+")[0] + f"+{self.step}"
         if self.resume_due:
             self.resume_due = False
             self.say(p.Resumed(generation=self.generation, step=self.step, elastic=True))
-        if pauses:
-            self.place = "paused"
-            self.say(p.Paused(generation=self.generation, step=self.step))
+        self.after_step()
+
+    def after_step(self) -> None:
+        if self.pause and self.step >= self.pause_at:
+            self.place = "paused" if self.pause_agreed else "held"
+            if self.pause_agreed:
+                self.say(p.Paused(generation=self.generation, step=self.step))
         elif self.step >= self.steps:
             self.finish()
+        else:
+            self.place = "inside"
 
     def finish(self) -> None:
         self.place, self.resume_due = "finished", False
@@ -130,16 +135,21 @@ class Rank:
             case p.Go() if newest < 0 and message.generation == self.generation:
                 assert self.step == message.step and self.clean, f"told to go with a stale state: {self}"
                 self.fresh, self.resume_due, self.place = False, True, "inside"
-                self.paused = message.pauses
+                if self.pause <= message.pauses:
+                    self.pause = 0
                 cluster.gone.setdefault(message.generation, {})[self.rank] = self.content
                 if self.step >= self.steps:
                     self.finish()
             case p.Pause():
-                self.wished = message.number
+                self.pause, self.pause_at, self.pause_agreed = message.number, self.step + 1, False
+                self.say(p.At(number=message.number, step=self.step))
+            case p.PauseAt() if message.number == self.pause:
+                self.pause_at, self.pause_agreed = message.step, True
+                if self.place == "held":
+                    self.after_step()
             case p.Continue() if self.place == "paused":
-                self.paused, self.place = message.number, "inside"
-                if self.step >= self.steps:
-                    self.finish()
+                self.pause = 0
+                self.after_step()
             case _:
                 pass
 
@@ -170,8 +180,6 @@ class Cluster:
         self.ranks: dict[int, Rank] = {}
         self.shadows: dict[int, Rank] = {}
         self.answers: list[p.Answer] = []
-        self.agreed: dict[tuple[int, int], bool] = {}
-        """By generation and step: do its members pause at its end? All of them see the same."""
         self.linked: set[tuple[int, int]] = set()
         self.agent_says: deque[p.Message] = deque()
         self.broken_links: deque[tuple[int, int]] = deque()
@@ -203,11 +211,6 @@ class Cluster:
 
     def command(self, order: str, **more: Any) -> None:
         self.feed(FromControl(1, p.Command(request=len(self.answers) + 1, order=order, **more)))
-
-    def agree(self, rank: Rank) -> bool:
-        members = [self.ranks[each] for each in rank.members]
-        wish = any(each.wished > each.paused for each in members if each.generation == rank.generation)
-        return self.agreed.setdefault((rank.generation, rank.step), wish)
 
     def end_process(self, rank: Rank, code: int) -> None:
         """The agent sees the exit at once; what the process said before it still arrives, then its link breaks."""
@@ -313,7 +316,7 @@ class Cluster:
             elif rank.alive and rank.inbox and not rank.deaf:
                 rank.obey(self)
             elif train and self.can_step(rank):
-                rank.complete_step(self)
+                rank.complete_step()
             elif rank.place == "leaving":
                 self.end_process(rank, 0)
             else:
@@ -386,7 +389,7 @@ class Cluster:
         for _ in range(steps):
             for rank in self.ranks.values():
                 if self.can_step(rank):
-                    rank.complete_step(self)
+                    rank.complete_step()
 
 
 __all__ = ["AgentLost", "Cluster", "Rank"]

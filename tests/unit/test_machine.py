@@ -240,7 +240,7 @@ def test_giving_up_names_the_first_cause() -> None:
             break
         for each in job.ranks.values():
             if each.step < 2 and job.can_step(each):
-                each.complete_step(job)
+                each.complete_step()
     assert job.end is not None and job.end.code == 3
     assert job.end.cause == "rank 2: exception: ValueError: always at step 2"
     decisions = [record["decision"] for record in job.records if record["event"] == "decision"]
@@ -371,7 +371,7 @@ def test_a_failure_after_the_release(max_restarts: int, code: int) -> None:
 
 def test_a_fault_in_the_last_step_is_repaired_before_the_release() -> None:
     job = Cluster(3, steps=3).started()
-    job.ranks[0].complete_step(job)
+    job.ranks[0].complete_step()
     job.quiesce(train=False)  # rank 0 has finished, the others have not
     job.end_process(job.ranks[2], -9)
     job.quiesce(train=False)

@@ -76,7 +76,7 @@ class Job(RuleBasedStateMachine):
     def a_rank_trains(self, number: int) -> None:
         rank = self.pick(number)
         if self.job.can_step(rank):
-            rank.complete_step(self.job)
+            rank.complete_step()
 
     @rule()
     def the_agent_speaks(self) -> None:

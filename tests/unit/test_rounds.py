@@ -152,17 +152,3 @@ def test_a_round_that_was_left_in_the_middle_is_forgotten() -> None:
     gradients_of(job)
     expected = mean_of_all_shares()
     torch.testing.assert_close(job.net.always.weight.grad, expected["always.weight"])
-
-
-def test_the_wish_to_pause_is_agreed_on_in_the_exchange() -> None:
-    job = Job()
-    wishes = [False]
-    job.reducer.wants_pause = lambda: wishes[0]
-    job.body(0)
-    assert not job.reducer.pause_agreed
-    wishes[0] = True
-    assert not job.reducer.pause_agreed, "nobody has told the others yet"
-    job.body(0)
-    assert job.reducer.pause_agreed
-    job.reducer.clear_pause()
-    assert not job.reducer.pause_agreed

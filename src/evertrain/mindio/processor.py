@@ -92,8 +92,7 @@ class Processor:
         """Number of the newest controller; an older one has no say any more."""
         self.newest_stop = -1
         """Attempt of the newest `Stop` that has arrived; instructions queued before it are void."""
-        self.newest_pause = 0
-        """Number of the newest `Pause` that has arrived."""
+        self.on_pause: Callable[[protocol.Pause | protocol.PauseAt], None] = lambda message: None
         self.lost = False
 
     def connect(self, timeout: float = 10.0) -> protocol.Welcome:
@@ -322,7 +321,7 @@ class Processor:
             if self._board is not None:
                 self._board.pong(message.number)
         elif isinstance(message, protocol.Pause):
-            self.newest_pause = max(self.newest_pause, message.number)
+            self.on_pause(message)
         elif isinstance(message, protocol.Controllers):
             self._addresses = []
             self._learn(message.addresses)
@@ -334,6 +333,8 @@ class Processor:
         else:
             if isinstance(message, protocol.Stop):
                 self.newest_stop = max(self.newest_stop, message.attempt)
+            if isinstance(message, protocol.PauseAt):
+                self.on_pause(message)
             if isinstance(message, protocol.Stop | protocol.Exit):
                 # Before the message can be taken: who takes it may rely on the interruption having been made.
                 self.on_stop()

@@ -190,6 +190,13 @@ class Resumed(Message):
     """This rank could take over the data of other ranks."""
 
 
+class At(Message):
+    """Answer to `Pause`, at once: how many steps the state contains."""
+
+    number: int
+    step: int
+
+
 class Paused(Message):
     """The rank has completed the step that all ranks agreed on and waits for `Continue` or `Stop`."""
 
@@ -293,11 +300,18 @@ class Go(Message):
 
 
 class Pause(Message):
-    """Wait at the end of a step. Which one, the ranks agree on in the exchange of gradients: the first one in which
-    any of them has heard of this. Nobody is interrupted."""
+    """Say where you are (`At`), and wait at the end of the step that you are in until you know which step is meant."""
 
     number: int
     """Counts up over the life of the job."""
+
+
+class PauseAt(Message):
+    """Wait when your state contains this many steps. It is one more than anybody had when asked, so everybody gets
+    there and nobody is beyond; in a step that some have begun and others have not, all would wait for each other."""
+
+    number: int
+    step: int
 
 
 class Continue(Message):
@@ -500,8 +514,8 @@ class Answer(Message):
 
 AnyMessage = (
     Hello | Welcome | Refused
-    | Out | Joined | Repaired | Resumed | Paused | Finished | Dumped | Log | StoreSet | StoreGet | StoreAdd
-    | Stop | Join | Repair | Go | Pause | Continue | Dump | Release | Exit | Ping | StoreReply | Controllers
+    | Out | Joined | Repaired | Resumed | At | Paused | Finished | Dumped | Log | StoreSet | StoreGet | StoreAdd
+    | Stop | Join | Repair | Go | Pause | PauseAt | Continue | Dump | Release | Exit | Ping | StoreReply | Controllers
     | Started | Observed | Ended | Suspect | Terminate | Spares | Beat
     | Spawn | Kill | Prepare | Promote | Incident | End | Memo
     | Command | Answer

@@ -17,8 +17,7 @@ buckets for each dtype and device, the first one small so that communication sta
 
 While ranks are missing (`world` above the size of the group), a rank runs several backward passes for one step, one for
 each share of the data that it carries. `collect` has the gradients of all but the last of them kept aside, where
-neither `zero_grad` nor clipping reaches them; the last one adds them before the exchange. One more number rides behind
-the last bucket: whether any rank was asked to pause. All ranks read the same sum, and so agree on the step.
+neither `zero_grad` nor clipping reaches them; the last one adds them before the exchange.
 
 `attach` begins a new generation: new buffers, because an operation stuck in the old group may still write to the old
 ones, and nothing is left of a backward that was interrupted half-way.
@@ -108,9 +107,7 @@ class Reducer:
         self._sync = True
         self._scale = 1.0
         self._views: list[torch.Tensor] = []
-        self._flags = self._changes = self._wish = torch.empty(0)
-        self.wants_pause: Callable[[], bool] = bool
-        """Was this rank asked to pause?"""
+        self._flags = self._changes = torch.empty(0)
         self._source_of_buffers = 0
         self._collecting = False
         self._latest: dict[int, torch.Tensor] = {}
@@ -150,7 +147,6 @@ class Reducer:
         self._collecting = False
         self._latest.clear()
         self._carried.clear()
-        self._wish = torch.empty(0)
         for bucket in self.buckets:
             bucket.flat = bucket.work = None
         self._views = []
@@ -158,7 +154,7 @@ class Reducer:
             return
         self._scale = 1.0 / max(self._group.size(), world)
         views: dict[int, torch.Tensor] = {}
-        riders = len(self._params) + len(self._owners) + 1
+        riders = len(self._params) + len(self._owners)
         for bucket in self.buckets:
             extra = riders if bucket is self.buckets[-1] else 0
             bucket.flat = torch.zeros(bucket.numel + extra, dtype=bucket.dtype, device=bucket.device)
@@ -167,8 +163,7 @@ class Reducer:
                 views[i] = _view(bucket.flat, offset, self._params[i])
                 offset += self._params[i].numel()
             self._flags = bucket.flat[bucket.numel : bucket.numel + len(self._params)]
-            self._changes = bucket.flat[bucket.numel + len(self._params) : -1]
-            self._wish = bucket.flat[-1:]
+            self._changes = bucket.flat[bucket.numel + len(self._params) :]
         self._views = [views[i] for i in range(len(self._params))]
         self._seen = [_version(owner) for owner in self._owners]
 
@@ -199,16 +194,6 @@ class Reducer:
             else:
                 self._carried[index] = gradient
         self._latest.clear()
-
-    @property
-    def pause_agreed(self) -> bool:
-        """Some rank was asked to pause; the same answer on all ranks that have completed the same step."""
-        if self._wish.numel():
-            return bool(self._wish.item() > 0)
-        return self._group is None and self.wants_pause()
-
-    def clear_pause(self) -> None:
-        self._wish.zero_()
 
     # --- one backward ------------------------------------------------------------------------------------------------
 
@@ -299,7 +284,6 @@ class Reducer:
             now = [_version(owner) for owner in self._owners]
             changed = [float(a != b) for a, b in zip(now, self._seen, strict=True)]
             self._changes.copy_(torch.tensor(changed))
-        self._wish.fill_(1 if self.wants_pause() else 0)
 
     def _finish(self) -> None:
         """Backward is done: complete the reduction. An exception in here comes out of `backward()`."""

@@ -33,6 +33,7 @@ from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
 from evertrain.torch.lasting import keeper
 from evertrain.torch.part_checkpoints import PartCheckpoints
+from evertrain.torch.pausing import Pausing
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import StateError, TrainingState
 from evertrain.torch.store import LinkStore
@@ -72,14 +73,14 @@ class Session:
         self._taken = -1  # attempt of the newest Stop that this thread has answered
         self._generation = 0
         self._members = list(range(world_size))
-        self._paused = 0  # number of the newest pause that is over
+        self._pausing = Pausing(processor)
+        processor.on_pause = lambda message: self._pausing.hear(message, self._state)
         self._stop_in_hand: protocol.Stop | None = None
         self.shares: tuple[int, ...] = (rank,)
         """The ranks whose data this one goes through in each step: its own, and those of missing ones."""
         self.dealt: dict[int, tuple[int, ...]] = {each: (each,) for each in range(world_size)}
         self.rounds = 1
         """How many of them the busiest rank has."""
-        reducer.wants_pause = self._wants_pause
         self._resume_due = False
         self._out = True
         self._fresh = True
@@ -107,7 +108,8 @@ class Session:
     def end_step(self, advance: Callable[[], None]) -> None:
         """The step is complete: move on to the next one, and only then let a waiting interrupt through."""
         self._interrupter.raise_shield()
-        advance()
+        with self._pausing.lock:
+            advance()
         self._board.progress(self._state.step)
         if self._resume_due:
             self._resume_due = False
@@ -117,29 +119,28 @@ class Session:
         if self.update_open:
             self.update_open = False
             self._interrupter.lower_shield()
+        due = self._pausing.number and self._pausing.is_due(self._state.step)
         self._interrupter.lower_shield()
-        if self._reducer.pause_agreed:
+        if due:
             self._pause()
-
-    def _wants_pause(self) -> bool:
-        return self._processor.newest_pause > self._paused
 
     def _pause(self) -> None:
         """Wait between two steps, together with all other ranks, until told to go on or to get out."""
         self._interrupter.raise_shield()
         self._board.mark(activities.OUTSIDE)
-        self._processor.send(protocol.Paused(generation=self._generation, step=self._state.step))
-        while True:
+        told = False
+        while self._pausing.is_due(self._state.step):
+            if self._pausing.agreed and not told:
+                told = True
+                self._processor.send(protocol.Paused(generation=self._generation, step=self._state.step))
             message = self._receive()
             if isinstance(message, protocol.Continue):
-                break
+                self._pausing.end(message.number)
             if isinstance(message, protocol.Stop):
                 self._stop_in_hand = message
                 raise Interrupted("told to leave the training code while it paused")
             if isinstance(message, protocol.Exit):
                 self._exit(message.reason)
-        self._paused = message.number
-        self._reducer.clear_pause()
         self._board.mark(activities.COMPUTE)
         self._interrupter.lower_shield()
 
@@ -293,7 +294,7 @@ class Session:
                 case protocol.Go():
                     if message.generation == self._generation and self._group is not None:
                         if message.step == self._state.step:
-                            self._paused = message.pauses
+                            self._pausing.end(message.pauses)
                             self._go()
                             return
                         self._send_out(self._fault("repair", f"told to go on from step {message.step}", ""))

@@ -238,7 +238,8 @@ class Training:
     def gather(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensors of all ranks, stacked in order of rank, in the pass that completes the step; None before it.
 
-        Unlike a collective of your own it has a row for every rank, also for a missing one: from whoever does its work.
+        Call it before the update, like any collective. Unlike your own ones it has a row for every rank, also for a
+        missing one: from whoever does its work.
         """
         return self._rounds.gather(tensor, self._runner, self.world_size)
 

@@ -74,12 +74,12 @@ def main() -> None:
                 total += loss.detach()
             everywhere = total.clone()
             dist.all_reduce(everywhere)
+            consumed, losses = training.gather(torch.cat(ids)), training.gather(total)
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()
-            consumed, losses = training.gather(torch.cat(ids)), training.gather(total)
             if args.slow_when_smaller and dist.get_world_size() < world_size and step > 10:
                 time.sleep(args.slow_when_smaller)
             if training.completes_step:

@@ -55,6 +55,7 @@ from evertrain.mindio.controller.states import (
 )
 from evertrain.mindio.controller.succession import Succession
 from evertrain.mindio.protocol import (
+    At,
     Command,
     Dumped,
     Ended,
@@ -124,6 +125,7 @@ class Machine(Succession):
             Joined: self._on_joined,
             Repaired: self._on_repaired,
             Resumed: self._on_resumed,
+            At: self._on_at,
             Paused: self._on_paused,
             Finished: self._on_finished,
             Dumped: self._on_dumped,

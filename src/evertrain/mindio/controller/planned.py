@@ -2,8 +2,9 @@
 
 Three things wait for the end of a step: a pause that somebody asked for, a process that was prepared to take a rank's
 place (hot switch), and a rank that the others went on without and that is back. For each of them all ranks are told to
-pause. When all of them wait, the pause is held until `Continue`; for the other two everybody is told to get out, which
-costs nothing there, and the next generation is built as after a fault.
+pause: they say where they are, and are told the next step that all of them can reach. When all of them wait there, the
+pause is held until `Continue`; for the other two everybody is told to get out, which costs nothing there, and the next
+generation is built as after a fault.
 
 A fault in between takes precedence, and the recovery takes along who is ready. What is still wanted afterwards, a pause
 for example, is asked for again.
@@ -35,6 +36,7 @@ from evertrain.mindio.controller.states import (
 )
 from evertrain.mindio.protocol import (
     Answer,
+    At,
     Command,
     Continue,
     Exit,
@@ -44,6 +46,7 @@ from evertrain.mindio.protocol import (
     Message,
     Out,
     Pause,
+    PauseAt,
     Paused,
     Prepare,
     Promote,
@@ -145,6 +148,7 @@ class Planned(Job):
         self._pauses += 1
         state.pausing = True
         state.paused.clear()
+        state.at.clear()
         pause = Pause(number=self._pauses)
         for member in self._members():
             self._send(member, pause)
@@ -152,6 +156,17 @@ class Planned(Job):
     def _somebody_ready(self) -> bool:
         shadow = self._shadow is not None and self._shadow.member.place is Place.OUT
         return shadow or any(self._roster[rank].place is Place.OUT for rank in self._aside)
+
+    def _on_at(self, member: Member, at: At) -> None:
+        state = self.state
+        if not isinstance(state, Running) or not state.pausing or at.number != self._pauses:
+            return
+        self._furthest = max(self._furthest, at.step)
+        state.at[member.rank] = at.step
+        if len(state.at) == len(self._active):
+            where = PauseAt(number=self._pauses, step=max(state.at.values()) + 1)
+            for each in self._members():
+                self._send(each, where)
 
     def _on_paused(self, member: Member, paused: Paused) -> None:
         state = self.state

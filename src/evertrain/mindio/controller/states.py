@@ -131,6 +131,8 @@ class Running:
     unfinished: set[int]
     pausing: bool = False
     """All ranks were told to wait at the end of a step."""
+    at: dict[int, int] = field(default_factory=dict)
+    """The steps that they have completed, as far as they have answered."""
     paused: set[int] = field(default_factory=set)
     """Ranks that wait there."""
 
