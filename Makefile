@@ -2,13 +2,14 @@
 # change. Another interpreter: make PYTHON=python3.12 demo
 PYTHON ?= python3
 ARGS ?=
+FRAMES ?= 1000000
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-matrix lint demo bench-recovery bench-overhead clean
+.PHONY: help setup test test-matrix lint demo bench-recovery bench-overhead bench-scale bench-repair fuzz clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,15 @@ bench-recovery: $(VENV)/.ready-to-test ## time of each recovery beside its budge
 
 bench-overhead: $(VENV)/.ready-to-test ## what a step costs without any fault (ARGS=--quick)
 	$(BIN)/python -m bench.overhead $(ARGS)
+
+bench-scale: $(VENV)/.ready-to-test ## a controller of 100, 1 000 and 10 000 simulated ranks (ARGS=--quick)
+	$(BIN)/python -m bench.scale $(ARGS)
+
+bench-repair: $(VENV)/.ready-to-test ## bandwidth of a repair beside bare gloo and a checkpoint (ARGS=--quick or --full)
+	$(BIN)/python -m bench.repair $(ARGS)
+
+fuzz: $(VENV)/.ready-to-test ## a million damaged frames at every end of a link (FRAMES=...)
+	EVERTRAIN_FUZZ_FRAMES=$(FRAMES) $(BIN)/python -m pytest tests/fuzz $(ARGS)
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -62,6 +62,7 @@ def test_duplicates_are_dropped() -> None:
                 msgspec.msgpack.encode([1, {"type": "Finished", "step": "many"}]),
                 msgspec.msgpack.encode([1, {"type": "Finished"}]),
                 msgspec.msgpack.encode({"type": "Finished", "step": 1}),
+                msgspec.msgpack.encode([1, {"type": "Exit", "reason": "abc"}]).replace(b"abc", b"\xff\xc0a"),
             )
         ),
     ],

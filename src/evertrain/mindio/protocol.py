@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,6 +27,8 @@ before training."""
 STATE = "state"
 """The part of the training state that every rank holds; the only one unless the state is sharded."""
 _LENGTH = struct.Struct(">I")
+_Word = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""What fits into a word of a board."""
 
 
 class ProtocolError(Exception):
@@ -342,7 +344,7 @@ class Exit(Message):
 class Ping(Message):
     """Write this number to the board, to show that Python code can run."""
 
-    number: int
+    number: _Word
 
 
 class StoreReply(Message):
@@ -388,7 +390,7 @@ class Suspect(Message):
     """Have this rank answer a `Ping` on its board."""
 
     rank: int
-    number: int
+    number: _Word
 
 
 class Terminate(Message):
@@ -571,7 +573,7 @@ class FrameReader:
                 break
             try:
                 serial, message = self._decoder.decode(memoryview(self._buffer)[_LENGTH.size : end].tobytes())
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
                 raise ProtocolError(f"a frame could not be read: {error}") from None
             del self._buffer[:end]
             if serial > self._last:
