@@ -2,9 +2,9 @@
 
     python -m bench.repair [--quick | --full] [--json FILE]
 
-Two ranks, two processes; for sharded state two pairs of them at once, each with half of the bytes. A repair, a bare send and receive of as many bytes and the reading of the same state from a
-checkpoint take turns in the same run, so that what else the machine does hits all three. The budget is for 100 MB and
-more: below that, fixed costs decide.
+Two ranks, two processes; for sharded state two pairs of them at once, each with half of the bytes. A repair, a bare
+send and receive of as many bytes and the reading of the same state from a checkpoint take turns in the same run, so
+that what else the machine does hits all three. The budget is for 100 MB and more: below that, fixed costs decide.
 """
 
 from __future__ import annotations
