@@ -13,25 +13,21 @@ import hmac
 import logging
 import queue
 import secrets
-import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from evertrain.mindio import protocol
-from evertrain.mindio.tft import messages
+from evertrain.mindio.tft.accepted import Link
 from evertrain.mindio.tft.machine import Machine
-from evertrain.mindio.tft.messages import AnyMessage, Hello, Refused
+from evertrain.mindio.tft.messages import AnyMessage, Hello
 from evertrain.mindio.tft.requests import (
     Action,
     CallPlatform,
     Close,
     Event,
-    FromLink,
     LinkLost,
     PlatformDone,
     Send,
@@ -42,88 +38,12 @@ from evertrain.mindio.tft.settings import Settings
 
 log = logging.getLogger(__name__)
 
-MAX_BACKLOG = 4 * protocol.MAX_FRAME
-HELLO_PATIENCE = 10.0
-"""Seconds in which a peer has to say who it is."""
 START_PATIENCE = 10.0
 FAREWELL = 1.0
 """Seconds in which the last messages have to be out."""
 
 Platform = Callable[..., object]
 """Called with the name of a report and its arguments."""
-
-
-class Link(asyncio.Protocol):
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._reader = protocol.FrameReader(messages.decoder)
-        self._writer = protocol.FrameWriter()
-        self._transport: asyncio.Transport | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        self._number = 0
-        self.greeted = False
-        self.name = "an unknown peer"
-
-    def send(self, message: AnyMessage | msgspec.Raw) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        try:
-            transport.write(self._writer.frame(message))
-        except protocol.ProtocolError as error:
-            log.error("a message to %s was not sent: %s", self.name, error)
-            return
-        if transport.get_write_buffer_size() > MAX_BACKLOG:
-            log.error("%s does not read what it is sent; its link is closed", self.name)
-            transport.abort()
-
-    def close(self, why: str = "") -> None:
-        if why:
-            log.warning("the link of %s is closed: %s", self.name, why)
-        if self._transport is not None:
-            self._transport.close()
-
-    # asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport = transport
-        self._number = self._controller.opened(self)
-        loop = asyncio.get_running_loop()
-        self._patience = loop.call_later(HELLO_PATIENCE, self.close, "it did not say who it is")
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            received = self._reader.feed(data)
-        except protocol.ProtocolError as error:
-            return self.close(str(error))
-        for message in received:
-            if self._transport is None or self._transport.is_closing():
-                return
-            if self.greeted:
-                self._controller.feed(FromLink(self._number, message))
-            else:
-                self._greet(message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        self._transport = None
-        self._controller.closed(self._number)
-
-    def _greet(self, message: AnyMessage) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        reason = self._controller.refusal(message)
-        if reason is not None:
-            self.send(Refused(reason=reason))
-            return self.close(reason)
-        assert isinstance(message, Hello)
-        self.greeted, self.name = True, f"rank {message.rank}"
-        if not message.ip and self._transport is not None:
-            message = msgspec.structs.replace(message, ip=self._transport.get_extra_info("peername")[0])
-        self._controller.feed(FromLink(self._number, message))
 
 
 class Controller:
@@ -141,7 +61,8 @@ class Controller:
     ) -> None:
         instance = settings.instance or secrets.token_hex(8)
         self.machine = Machine(dataclasses.replace(settings, instance=instance, platform=platform is not None))
-        self._host, self._port, self._context, self._token = host, port, context, token
+        self.tls = context
+        self._host, self._port, self._token = host, port, token
         self._platform = platform
         self._links: dict[int, Link] = {}
         self._numbers = 0
@@ -211,9 +132,7 @@ class Controller:
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._listener = await loop.create_server(
-            lambda: Link(self), self._host, self._port, backlog=4096, ssl=self._context
-        )
+        self._listener = await loop.create_server(lambda: Link(self), self._host, self._port, backlog=4096)
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = (host, port)
         self._loop = loop
