@@ -56,6 +56,7 @@ def test_memory_error_without_a_platform(tmp_path: Path, undisturbed: Any) -> No
         assert_undisturbed(job, undisturbed)
 
 
+@pytest.mark.matrix
 def test_network_fault_needs_no_repair(tmp_path: Path, undisturbed: Any) -> None:
     with mindio_jobs.job(tmp_path / "job", "--fault", "10:2:network", steps=STEPS) as job:
         job.start()
@@ -78,6 +79,7 @@ def test_a_killed_process_is_replaced(tmp_path: Path, undisturbed: Any) -> None:
         assert_undisturbed(job, undisturbed)
 
 
+@pytest.mark.matrix
 def test_dump_when_nothing_else_is_possible(tmp_path: Path, undisturbed: Any) -> None:
     """Without a platform nobody replaces a process: one copy of everything is saved, and the next start goes on."""
     with mindio_jobs.job(tmp_path / "job", "--fault", "10:3:kill", steps=STEPS) as job:
@@ -96,6 +98,7 @@ def test_dump_when_nothing_else_is_possible(tmp_path: Path, undisturbed: Any) ->
         assert_undisturbed(job, undisturbed)
 
 
+@pytest.mark.matrix
 def test_requested_dump(tmp_path: Path) -> None:
     with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:0:gate", steps=STEPS) as (job, platform):
         gate = job.gate("gate")
@@ -145,6 +148,7 @@ def test_hot_switch(tmp_path: Path, undisturbed: Any) -> None:
         assert_undisturbed(job, undisturbed)
 
 
+@pytest.mark.matrix
 def test_a_failed_clean_degrades_retry_to_recover(tmp_path: Path, undisturbed: Any) -> None:
     with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:1:uce", steps=STEPS) as (job, platform):
         job.environment["TEST_CLEAN_FAILS_ON"] = "1"
@@ -162,6 +166,7 @@ def test_a_failed_clean_degrades_retry_to_recover(tmp_path: Path, undisturbed: A
         assert_undisturbed(job, undisturbed)
 
 
+@pytest.mark.matrix
 def test_without_a_copy_all_load_the_last_checkpoint(tmp_path: Path, undisturbed: Any) -> None:
     faults = ("--fault", "13:1:uce", "--fault", "13:3:uce", "--checkpoint-every", "5")
     with mindio_jobs.job(tmp_path / "job", *faults, steps=STEPS) as job:
@@ -208,4 +213,18 @@ def test_a_standby_goes_on_when_the_controller_is_lost(tmp_path: Path, undisturb
         gate.set()
         job.wait()
         assert job.callbacks() == {"stop": 4, "clean": 4, "RT_SEND": 1, "RT_UCE_HIGHLEVEL": 1, "rollback": 4}
+        assert_undisturbed(job, undisturbed)
+
+
+@pytest.mark.matrix
+def test_a_standby_saves_the_job_when_the_controllers_process_is_killed(tmp_path: Path, undisturbed: Any) -> None:
+    with mindio_jobs.job(tmp_path / "job", "--fault", "20:0:kill", steps=STEPS) as job:
+        job.start()
+        job.wait(codes=(2, -9))
+        assert job.callbacks() == {"save": 2, "rename": 1}
+        assert job.callbacks_of(2)["save"] == 1 and job.callbacks_of(1)["save"] == 1
+        job.arguments = [argument for argument in job.arguments if argument not in ("--fault", "20:0:kill")]
+        (tmp_path / "job" / "store").unlink()
+        job.start()
+        job.wait()
         assert_undisturbed(job, undisturbed)

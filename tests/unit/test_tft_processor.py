@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tft_controllers
-from evertrain.mindio.tft import environment, messages
+from evertrain.mindio.tft import environment, messages, processor
 from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.messages import RepairUnit, SaveGroup
 from evertrain.mindio.tft.numbers import (
@@ -122,7 +122,8 @@ def test_registers_as_new_and_reports_its_groups(leader: ScriptedController, mem
     assert leader.next(messages.InitReport).groups == [group]
 
 
-def test_a_replacement_is_isolated_until_the_recovery_is_over() -> None:
+def test_a_replacement_is_isolated_until_the_recovery_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "HEARTBEAT", 0.05)
     answer = messages.Registered(result=Result.REPAIR, repair_id=7)
     with tft_controllers.controller(registered=answer) as leader, tft_controllers.processor(leader) as member:
         assert member.reborn and not member.hot_switch
@@ -601,6 +602,8 @@ def test_a_link_that_breaks_while_registering_is_tried_again(leader: ScriptedCon
     assert leader.ask(messages.Collect).result == Result.OK
 
 
-def test_heartbeats_come_by_themselves(leader: ScriptedController, member: Processor) -> None:
-    for _ in range(2):
-        leader.next(messages.Heartbeat)
+def test_heartbeats_come_by_themselves(leader: ScriptedController, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "HEARTBEAT", 0.05)
+    with tft_controllers.processor(leader):
+        for _ in range(3):
+            leader.next(messages.Heartbeat)

@@ -351,7 +351,8 @@ def tft_register_decrypt_handler(decryptor: Callable[[str], str] | None) -> None
 
 
 def install_exit_hooks() -> None:
-    """A process that ends without a word would be taken for a fault."""
+    """When the interface is imported. A process that ends without a word would be taken for a fault."""
+    naming.lengthen_torchrun()
     atexit.register(hosting.destroy_controller)
     atexit.register(_at_exit)
     runtime_module.before_exit = _before_exit

@@ -61,8 +61,8 @@ class Runtime:
         self._restore_signals()
 
     def exit(self) -> None:
-        """The controller ends this process. MindSpore ends it by its own exit handler."""
-        if not environment.mindspore():
+        """The controller ends this process. MindSpore ends it by its own exit handler, if it has one."""
+        if not (environment.mindspore() and self.callbacks.has("exit")):
             give_up("the controller ended the job")
 
     # Interruptions.
