@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import harness
+from tests.e2e.cluster import cluster
 
 SCRIPT = Path(__file__).parent / "scripts" / "plain_loop.py"
 BOUND = 1e-5
@@ -95,3 +96,23 @@ def test_with_a_warm_spare_the_rank_is_simply_replaced() -> None:
     order = [event["event"] for event in result.events if event["event"] in ("spare", "fault")]
     expected = "recover-in-place" if order[0] == "spare" else "elastic-training"  # a busy machine warms up slowly
     assert result.incidents[0]["decision"] == expected, result.explain()
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(180)
+def test_a_job_goes_on_without_a_node(tmp_path: Path) -> None:
+    args = ("--steps=150",)
+    with cluster(tmp_path, *args, ft=("--ft-warm=0", "--nnodes=1:2")) as job:
+        job.wait_for("step 6/")
+        job.nodes[1].kill()
+        job.wait_for("step 12/")  # nobody has started the node again
+        job.start(1)
+        result = job.finish()
+    assert result.code == 0, result.explain()
+    expected = harness.undisturbed(*args)
+    assert {rank: (line["step"], line["samples_sha256"]) for rank, line in result.ranks.items()} == {
+        rank: (line["step"], line["samples_sha256"]) for rank, line in expected.ranks.items()
+    }
+    assert len({line["sha256"] for line in result.ranks.values()}) == 1
+    assert {incident["decision"] for incident in result.incidents} == {"elastic-training"}, result.explain()
+    assert not any(incident["steps_lost"] for incident in result.incidents)

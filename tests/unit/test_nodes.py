@@ -148,3 +148,10 @@ def test_the_others_may_go_on_without_a_lost_node_and_take_it_back() -> None:
     assert {incident["decision"] for incident in job.incidents} == {"elastic-training"}
     assert job.incidents[0]["restarted"] == [2, 3] and not any(incident["steps_lost"] for incident in job.incidents)
     assert {rank.step for rank in job.ranks.values()} == {12}
+
+
+def test_below_the_least_number_of_nodes_the_job_waits() -> None:
+    job = running(node_loss="shrink", least_nodes=2, steps=12)
+    lose_node(job, 1, links_first=False)
+    job.quiesce(train=False)
+    assert not isinstance(job.machine.state, Running)

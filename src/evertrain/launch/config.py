@@ -37,6 +37,8 @@ class LaunchConfig:
     token: str
     """Empty: the launcher makes one."""
     node_loss: str
+    least_nodes: int
+    """With how few nodes the job may go on, if it may."""
     node_wait: float
     standby: bool
     """Is there a second controller that can take over?"""
@@ -126,6 +128,7 @@ def build(
 ) -> LaunchConfig:
     """Check the values against each other and against this machine."""
     nnodes = nodes.count(values, sources)
+    node_loss, least_nodes = nodes.loss(values, sources)
     _refuse_unsupported(values)
     local_size = _local_size(values["nproc_per_node"])
     world_size = nnodes * local_size
@@ -145,7 +148,8 @@ def build(
         node_rank=values["node_rank"],
         local_addr=values["local_addr"],
         token="" if print_config else nodes.token(values["token_file"], environ, nnodes),
-        node_loss=values["node_loss"],
+        node_loss=node_loss,
+        least_nodes=least_nodes,
         node_wait=values["node_wait"],
         standby=nnodes > 1 if values["standby"] is None else bool(values["standby"]),
         events_everywhere=values["events_everywhere"],

@@ -53,6 +53,7 @@ def _machine(config: LaunchConfig) -> Machine:
         wall_offset=time.time() - time.monotonic(),
         nnodes=config.nnodes,
         node_loss=config.node_loss,
+        least_nodes=config.least_nodes,
         node_wait=config.node_wait,
         elastic=config.elastic,
     )

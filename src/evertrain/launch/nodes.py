@@ -37,6 +37,14 @@ def count(values: Mapping[str, Any], sources: Mapping[str, str]) -> int:
     return high
 
 
+def loss(values: Mapping[str, Any], sources: Mapping[str, str]) -> tuple[str, int]:
+    """What to do about a lost node, and how many nodes have to be there at least: `--nnodes 1:2` allows to go on."""
+    low, _, high = values["nnodes"].partition(":")
+    elastic = bool(high) and int(low) < int(high)
+    mode = "shrink" if elastic and sources["node_loss"] == "default" else values["node_loss"]
+    return mode, int(low) if elastic else 1
+
+
 def token(path: str | None, environ: Mapping[str, str], nnodes: int) -> str:
     """The job's token; empty if none was given and one can be made up, because nobody elsewhere has to know it."""
     found, where = environ.get(TOKEN, ""), TOKEN

@@ -88,7 +88,11 @@ OPTIONS: tuple[Option, ...] = (
         help="processes to start: a number, or one for each cpu core, gpu or xpu; auto takes the accelerators, or else "
         "the cpu cores",
     ),
-    Option("nnodes", SIZE, default="1:1", metavar="N|MIN:MAX", help="number of nodes, each with a launcher of its own"),
+    Option(
+        "nnodes", SIZE, default="1:1", metavar="N|MIN:MAX",
+        help="number of nodes, each with its own launcher; with a minimum the job goes on without lost nodes as long "
+        "as that many are there",
+    ),
     Option(
         "max_restarts", RECOVERY, convert=int, default=3, check=_not_negative, metavar="N",
         help="how often the whole job may be restarted before the launcher gives up (default 3; torchrun has 0: there "

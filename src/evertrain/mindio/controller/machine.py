@@ -114,10 +114,11 @@ class Machine(Succession):
         elastic: int = 0,
         nnodes: int = 1,
         node_loss: str = WAIT,
+        least_nodes: int = 1,
         node_wait: float = DEFAULT_NODE_WAIT,
     ) -> None:
         super().__init__(
-            world_size, timing, max_restarts, can_dump, wall_offset, elastic, nnodes, node_loss, node_wait
+            world_size, timing, max_restarts, can_dump, wall_offset, elastic, nnodes, node_loss, node_wait, least_nodes
         )
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
             Hello: self._on_hello,

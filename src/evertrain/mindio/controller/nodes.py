@@ -33,6 +33,7 @@ class Nodes(Planned):
         nnodes: int,
         node_loss: str,
         node_wait: float,
+        least_nodes: int = 1,
     ) -> None:
         super().__init__(world_size, timing, max_restarts, can_dump, wall_offset, elastic)
         if nnodes < 1 or world_size % nnodes:
@@ -42,6 +43,8 @@ class Nodes(Planned):
         self.nnodes = nnodes
         self.node_loss = node_loss
         self.node_wait = node_wait
+        self.least_nodes = least_nodes
+        """With how few nodes the job may go on, if it may at all."""
         self._agents: set[int] = set()
         self._master = ""
         self._node_spares: dict[int, int] = {}
@@ -132,7 +135,7 @@ class Nodes(Planned):
         if not self._trained or not self._can_share:
             return 0
         remaining = self.world_size - len(self._aside | set(self.ranks_of(node)))
-        return remaining if remaining >= max(self.elastic, 1) else 0
+        return remaining if remaining >= max(self.elastic, self.least_nodes * self.per_node) else 0
 
     def _node_lost_while_closing(self, members: Iterable[Member]) -> None:
         for member in members:
