@@ -68,6 +68,7 @@ class Crowds:
         edges = [nodes(size) * part // CROWDS * per_node(size) for part in range(CROWDS)] + [size]
         self._parts = [range(first, last) for first, last in zip(edges, edges[1:], strict=False)]
         self._size = size
+        self._patience = PATIENCE + size / 200
         self._processes: list[asyncio.subprocess.Process] = []
         self._told: dict[tuple[str, int], list[float]] = {}
         self._news = asyncio.Condition()
@@ -107,11 +108,11 @@ class Crowds:
         """When the last rank got this order."""
         key = kind, number
         try:
-            async with asyncio.timeout(PATIENCE), self._news:
+            async with asyncio.timeout(self._patience), self._news:
                 await self._news.wait_for(lambda: len(self._told.get(key, ())) >= crowds or self._error)
         except TimeoutError:
             told = [key for key, times in self._told.items() if len(times) >= crowds]
-            raise Stuck(f"not every rank got its {kind} {number} within {PATIENCE:g} s, but {told}") from None
+            raise Stuck(f"not every rank got its {kind} {number} within {self._patience:g} s, but {told}") from None
         if self._error:
             raise Stuck(self._error)
         return max(self._told[key])
@@ -206,7 +207,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[100, 1_000, 10_000], help="sizes (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    raise_descriptor_limit(max(options.ranks) + 1000)
+    raise_descriptor_limit(max(size + nodes(size) for size in options.ranks) + 200)
     faults, idle = (3, 4.0) if options.quick else (10, 20.0)
     measured = [asyncio.run(measure(size, faults, idle)) for size in sorted(options.ranks)]
     return 0 if show("A controller of many ranks", rows(measured), options.json) else 1

@@ -20,7 +20,7 @@ SOURCE = str(Path(__file__).parent.parent / "src")
 
 TRAINER = '''
 import os, queue, re, signal, subprocess, sys, threading, time
-from evertrain.mindio import protocol as p
+from evertrain.mindio import protocol as p, tls
 from evertrain.mindio.board import BOARD_FD, COLLECTIVE, COMPUTE, DATA, FINISHED, OUTSIDE, Board
 from evertrain.mindio.processor import LinkLost, Processor
 
@@ -31,9 +31,12 @@ parts = [part.split(":") for part in os.environ["EVERTRAIN_CONTROLLER"].split(",
 addresses = [(host, int(port)) for host, port in parts]
 patience = 20.0 if os.environ.get("EVERTRAIN_STANDBY") else 0.0
 board = Board(int(os.environ[BOARD_FD]))
+certificates = tls.TlsInfo.from_environment(os.environ)
+context = tls.client_context(certificates) if certificates else None
 stop = threading.Event()
 link = Processor(addresses, os.environ["EVERTRAIN_TOKEN"], rank=rank, pid=os.getpid(), board=board,
-                 incarnation=int(os.environ["EVERTRAIN_INCARNATION"]), on_stop=stop.set, patience=patience)
+                 incarnation=int(os.environ["EVERTRAIN_INCARNATION"]), on_stop=stop.set, patience=patience,
+                 tls=context)
 step, attempt = 0, -1
 pause = {"number": 0, "at": 0, "agreed": False}
 held = []

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from certificates import DAY, Authority, Issued
-from evertrain.launch.link import AgentLink, LinkError
 from evertrain.mindio import protocol as p
 from evertrain.mindio import tls
+from evertrain.mindio.asynclink import AsyncLink, LinkError
 from evertrain.mindio.controller.machine import Machine
 from evertrain.mindio.controller.server import Server
 from evertrain.mindio.processor import Processor, Refused
@@ -58,7 +58,7 @@ async def job(context: ssl.SSLContext | None, client: ssl.SSLContext | None) -> 
     server = Server(Machine(2, Timing.derive(0.5)), TOKEN, tls=context)
     await server.start()
     heard: list[p.Message] = []
-    agent, _ = await AgentLink.open(server.address, hello(TOKEN), heard.append, lambda reason: None, tls=client)
+    agent, _ = await AsyncLink.open(server.address, hello(TOKEN), heard.append, lambda reason: None, tls=client)
     agent.listen()
     ranks = [Processor(server.address, TOKEN, rank=rank, tls=client) for rank in range(2)]
     try:
@@ -107,7 +107,7 @@ def test_strangers_are_refused_in_words_on_both_sides_and_the_job_does_not_notic
                 assert stranger.token not in caplog.text
                 assert await running.undisturbed(count), stranger.name
                 with pytest.raises(LinkError) as refused:
-                    await AgentLink.open(address, hello(stranger.token), print, print, tls=stranger.context)
+                    await AsyncLink.open(address, hello(stranger.token), print, print, tls=stranger.context)
                 assert stranger.hears in str(refused.value), stranger.name
             assert len(running.server.links) <= 3 + 1
 
@@ -179,12 +179,7 @@ def test_the_dates_of_a_running_job_are_looked_at_again(authority: Authority) ->
 def test_the_launcher_and_its_processes_use_the_certificates(authority: Authority, tmp_path: Path) -> None:
     soon = authority.issue("launcher", ends=20 * DAY)
     script = tmp_path / "trainer.py"
-    # The processes of the launcher know of the certificates by their environment only.
-    with_tls = TRAINER.replace("on_stop=stop.set)", "on_stop=stop.set, tls=context)").replace(
-        "board = Board(", "from evertrain.mindio import tls\ncontext = tls.client_context(tls.TlsInfo.from_environment("
-        "os.environ))\nboard = Board(", 1,
-    )  # fmt: skip
-    script.write_text(with_tls)
+    script.write_text(TRAINER)
     result = launch("--nproc-per-node=2", "--ft-warm=0", *soon.flags, script, 6, 0.05, tmp_path, "kill@3@1")
     assert result.code == 0, result
     assert result.out.count("done") == 2 and "rank 1 was killed by SIGKILL" in result.err, result
