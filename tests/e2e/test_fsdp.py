@@ -90,3 +90,25 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
     result = harness.run(*ARGS, *more, script=EXAMPLE, faults=("kill@step=6,rank=3,phase=backward",))
     assert result.code == 0, result.explain()
     assert result.proof == undisturbed(*more).proof, result.explain()
+
+
+@pytest.mark.matrix
+def test_an_update_that_only_some_shards_made_is_made_up_for() -> None:
+    result = harness.run(str(EXAMPLE), *ARGS, script=harness.ROOT / "tests/e2e/scripts/fsdp_late.py")
+    assert result.code == 0, result.explain()
+    assert result.proof == undisturbed().proof, result.explain()
+    for incident in result.incidents:
+        assert (incident["outcome"], incident["steps_lost"], incident["restarted"]) == ("recovered", 0, [])
+    starts = [event["step"] for event in result.events if event["event"] == "generation"]
+    assert starts[-1] == 6, "the ranks that had made the update were not the ones to go back"
+
+
+@pytest.mark.matrix
+def test_the_last_checkpoint_is_continued_from(tmp_path: Path) -> None:
+    args = (*ARGS, f"--checkpoint-every={harness.EVERY}", f"--checkpoint-dir={tmp_path / 'run'}")
+    ended = harness.run(*args, script=EXAMPLE, faults=("term@step=7,rank=0,phase=forward",))
+    assert ended.code != 0 and not ended.ranks, ended.explain()
+    result = harness.run(*args, script=EXAMPLE)
+    assert result.code == 0, result.explain()
+    assert "resuming from the checkpoint of step 7" in result.err
+    assert result.proof == undisturbed().proof, result.explain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -153,3 +154,70 @@ def test_what_is_not_supported_is_said(mesh: Any) -> None:
     two = [torch.optim.SGD([p], lr=0.1) for p in plain.parameters()]
     with pytest.raises(UsageError, match="one optimizer"):
         FullySharded(plain, two, StepAside(plain))
+
+
+def test_an_interrupt_anywhere_in_a_step_leaves_nothing_behind(mesh: Any) -> None:
+    """A signal handler that raises, as the interrupter's does, at places all over forward and backward."""
+    expected = Sharded(mesh).train(6)
+    run = Sharded(mesh)
+    run.train(3)
+    armed = False
+
+    def on_signal(*_: Any) -> None:
+        if armed:
+            raise Interrupted("anywhere")
+
+    previous = signal.signal(signal.SIGALRM, on_signal)
+    hit = 0
+    try:
+        for attempt in range(300):
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 * (attempt % 150 + 1))
+            try:
+                if attempt % 2:
+                    with run.aside.no_sync():
+                        run.backward()
+                run.backward()
+            except Interrupted:
+                hit += 1
+            finally:
+                armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            run.aside.attach(None)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert hit > 30, "the signals came too late to prove anything"
+    assert run.train(6) == expected
+
+
+class OtherRank:
+    """A group in which rank 0 has other buffers than this rank."""
+
+    def __init__(self, theirs: nn.Module) -> None:
+        self._theirs = torch.cat([buffer.reshape(-1).view(torch.uint8) for buffer in theirs.buffers()])
+
+    def size(self) -> int:
+        return 2
+
+    def rank(self) -> int:
+        return 1
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> OtherRank:
+        assert options.rootRank == 0
+        tensors[0].copy_(self._theirs)
+        return self
+
+    def wait(self) -> None:
+        pass
+
+
+def test_all_ranks_have_the_same_buffers_after_a_step(mesh: Any) -> None:
+    mine, theirs = (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
+    theirs(torch.randn(8, 3))
+    fully_shard(mine, mesh=mesh)
+    aside = StepAside(mine)
+    aside.prepare()
+    aside.attach(OtherRank(theirs))
+    aside.share_buffers()
+    for buffer, other in zip(mine.buffers(), theirs.buffers(), strict=True):
+        assert torch.equal(buffer, other)
