@@ -171,13 +171,14 @@ def test_an_interrupt_anywhere_in_a_step_leaves_nothing_behind(mesh: Any) -> Non
     hit = 0
     try:
         for attempt in range(300):
-            armed = True
-            signal.setitimer(signal.ITIMER_REAL, 0.00002 * (attempt % 150 + 1))
             try:
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, 0.00002 * (attempt % 150 + 1))
                 if attempt % 2:
                     with run.aside.no_sync():
                         run.backward()
                 run.backward()
+                armed = False
             except Interrupted:
                 hit += 1
             finally:
