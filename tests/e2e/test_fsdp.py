@@ -27,9 +27,9 @@ def undisturbed(*more: str, nproc: int = 4) -> harness.Result:
 RUNS = {
     "kills": ("kill@step=4,rank=1,phase=backward", "kill@step=8,rank=2,phase=optimizer"),
     "more-kills": (
-        "kill@step=2,rank=0,phase=forward",
-        "kill@step=5,rank=3,phase=allreduce",
-        "kill@step=8,rank=0,phase=optimizer",
+        "kill@step=1,rank=0,phase=forward",
+        "kill@step=4,rank=3,phase=allreduce",
+        "kill@step=7,rank=0,phase=optimizer",
         "kill@step=10,rank=1,phase=checkpoint",
     ),
     "other-kinds": (
