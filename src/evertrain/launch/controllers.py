@@ -1,11 +1,18 @@
 """Where the controllers of a job are: in this launcher, in the launchers of other nodes, or in processes of their own.
 
-On one node the controller is in the launcher, and both live and die together. On several nodes the launcher of node 0
+On one node the controller is in the launcher, and both live and die together; with a standby there are two processes,
+and one that ends is replaced, to stand by for the other. On several nodes the launcher of node 0
 hosts the controller in charge, at an address that all know, and that of node 1 a standby; they may change roles.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -16,9 +23,12 @@ from evertrain.launch.events import EventsFile
 from evertrain.launch.link import LinkError
 from evertrain.launch.output import Outputs
 from evertrain.mindio import tls
-from evertrain.mindio.controller.host import ControllerHost
 from evertrain.mindio.controller.machine import Machine
 from evertrain.mindio.controller.server import Server
+
+CONTROLLER_PROCESS = "evertrain.launch.controller_process"
+PAIR = "EVERTRAIN_PAIR"
+_PATIENCE = 2.0
 
 
 class Controllers(Protocol):
@@ -36,6 +46,8 @@ async def start(
 ) -> Controllers:
     """Raises LinkError if there can be no controller here although there has to be one. `on_lead` gets the address of
     a controller that is in charge here, now or later."""
+    if config.nnodes == 1 and config.standby:
+        return await _Pair.start(config, token, outputs, on_lead)
     if config.nnodes == 1:
         inside = await _Inside.start(config, token)
         on_lead(inside.addresses[0])
@@ -85,6 +97,83 @@ class _Inside:
         await self._server.close()
 
 
+class HostsController(Protocol):
+    async def close(self) -> None: ...
+
+
+class _Pair:
+    """Two controllers on one node, in processes of their own."""
+
+    def __init__(self, config: LaunchConfig, token: str, outputs: Outputs, on_lead: Callable[[str], None]) -> None:
+        self._config, self._outputs, self._on_lead = config, outputs, on_lead
+        self._environment = {
+            **os.environ,
+            **(config.tls.environment() if config.tls else {}),
+            "EVERTRAIN_TOKEN": token,
+            "EVERTRAIN_AGENT_PID": str(os.getpid()),
+        }
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._chores: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @classmethod
+    async def start(cls, config: LaunchConfig, token: str, outputs: Outputs, on_lead: Callable[[str], None]) -> _Pair:
+        pair = cls(config, token, outputs, on_lead)
+        first = await pair._add("")
+        await pair._add(first)
+        on_lead(first)
+        return pair
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._processes)
+
+    async def _add(self, peer: str) -> str:
+        config = self._config
+        options = {
+            "world_size": config.world_size,
+            "timing": dataclasses.asdict(config.timing),
+            "max_restarts": config.max_restarts,
+            "elastic": config.elastic,
+            "peer": peer,
+        }
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", CONTROLLER_PROCESS, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+            env={**self._environment, PAIR: json.dumps(options)},
+        )  # fmt: skip
+        assert process.stdout is not None
+        async with asyncio.timeout(config.timing.start):
+            address = (await process.stdout.readline()).decode().strip()
+        if not address:
+            raise LinkError(f"a controller could not be started: exit code {await process.wait()}")
+        self._processes[address] = process
+        chore = asyncio.create_task(self._replace(address, process))
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+        return address
+
+    async def _replace(self, address: str, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        del self._processes[address]
+        if self._closing or code >= 0 or not self._processes:
+            return  # it ended with the job
+        (other,) = self._processes
+        self._outputs.say(f"the controller at {address} was killed; another one is started")
+        self._on_lead(other)
+        await self._add(other)
+
+    async def close(self) -> None:
+        """They end with the job; whoever does not is killed."""
+        self._closing = True
+        chores = list(self._chores)
+        if chores:
+            await asyncio.wait(chores, timeout=_PATIENCE)
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+
+
 class _Elsewhere:
     """Other nodes have them."""
 
@@ -98,7 +187,7 @@ class _Elsewhere:
 class _Hosted:
     """This launcher has one of them: node 0 begins in charge, node 1 as the standby."""
 
-    def __init__(self, config: LaunchConfig, host: ControllerHost) -> None:
+    def __init__(self, config: LaunchConfig, host: HostsController) -> None:
         self._host = host
         self.addresses = [_master(config)]
 
@@ -106,6 +195,9 @@ class _Hosted:
     async def start(
         cls, config: LaunchConfig, token: str, outputs: Outputs, events: EventsFile, on_lead: Callable[[str], None]
     ) -> _Hosted:
+        # Not needed on one node, where every millisecond of the start counts.
+        from evertrain.mindio.controller.host import ControllerHost
+
         leads = config.node_rank == 0
 
         def on_role(leads: bool) -> None:
