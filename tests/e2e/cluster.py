@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
+import launching
 from evertrain.launch.processes import free_port
 from tests.e2e import harness
 
@@ -69,7 +72,7 @@ class Cluster:
         self._all: list[Node] = []
 
     def start(self, node: int) -> None:
-        place = [f"--node-rank={node}", f"--local-addr=127.0.0.{node + 2}"]
+        place = [f"--node-rank={node}", f"--local-addr=127.0.0.{node + 2}"] if self._nnodes > 1 else []
         command = [*self._command, *place, *self._script]
         self.nodes[node] = Node(command, self._environment, self.log, self._wake)
         self._all.append(self.nodes[node])
@@ -87,9 +90,21 @@ class Cluster:
                 if not self._wake.wait(max(deadline - time.monotonic(), 0)):
                     raise AssertionError(f"no {pattern!r} in the output:\n" + "\n".join(self.log[-60:]))
 
+    def wait_for_event(self, name: str, timeout: float = 60.0) -> None:
+        launching.wait_for(lambda: any(event["event"] == name for event in self.events()), f"the event {name!r}", timeout)
+
+    def controller(self) -> psutil.Process:
+        """The process of the controller in charge, where that has one of its own."""
+        address = [event["address"] for event in self.events() if event["event"] == "control"][-1]
+        port = int(address.rpartition(":")[2])
+        for child in psutil.Process(self.nodes[0].process.pid).children():
+            if any(link.status == "LISTEN" and link.laddr.port == port for link in child.net_connections()):
+                return child
+        raise AssertionError(f"nobody listens on {address}")
+
     def events(self) -> list[dict]:
-        lines = self.events_file.read_text().splitlines() if self.events_file.exists() else []
-        return [json.loads(line) for line in lines]
+        lines = self.events_file.read_text().splitlines(keepends=True) if self.events_file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def finish(self, timeout: float = 60.0) -> harness.Result:
         """Wait for the end of all launchers that still run; their exit codes have to be the same one."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evertrain.mindio import protocol as p
 from evertrain.mindio.controller.machine import Machine
-from evertrain.mindio.controller.states import Gathering, Running
+from evertrain.mindio.controller.states import FromRank, Gathering, Running
 from evertrain.mindio.timing import Timing
 from simulated_ranks import Cluster, Rank
 
@@ -94,16 +94,21 @@ def test_an_incident_in_flight_is_finished() -> None:
     assert incident["id"] == "i-0001" and incident["steps_lost"] == 0 and incident["restarted"] == [1]
 
 
-def test_a_rank_that_comes_late_is_stopped_too() -> None:
-    job = Cluster(3).started()
-    succeed(job, without=(2,))
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_rank_that_comes_late_is_stopped_too(trained: bool) -> None:
+    job = Cluster(3)
+    job.hello()
+    for rank in job.ranks.values():
+        job.boot(rank)
+    if trained:
+        job.quiesce(train=False)
+        job.train(2)
+    succeed(job, without=(1, 2))
     assert isinstance(job.machine.state, Gathering)
-    late = job.ranks[2]
-    job.linked.add((2, late.incarnation))
-    from evertrain.mindio.controller.states import FromRank
-
-    job.feed(FromRank(2, late.incarnation, hello(late)))
-    assert isinstance(late.inbox[-1], p.Stop)
+    for late in (job.ranks[1], job.ranks[2]):
+        job.linked.add((late.rank, late.incarnation))
+        job.feed(FromRank(late.rank, late.incarnation, hello(late)))
+        assert isinstance(late.inbox[-1], p.Stop)
     ends_well(job)
     assert all(rank.incarnation == 0 for rank in job.ranks.values()), "nobody is replaced"
 

@@ -274,7 +274,7 @@ class Supervisor:
             records=config.node_rank <= 1 or config.events_everywhere,
             at=time.monotonic(),
             incarnations={rank: process.incarnation for rank, process in living.items()},
-            booting=[rank for rank, process in living.items() if not process.board.steps_done],
+            booting=[rank for rank, process in living.items() if process.board.activity == board.BOOT],
             left=sorted(self._left),
         )
 

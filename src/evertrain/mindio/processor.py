@@ -29,7 +29,7 @@ _ATTEMPT = 2.0
 """Seconds that one controller may take to accept a rank before the next one is tried."""
 _RETRY = 0.1
 """Seconds between two rounds over all of them: nothing announces that somebody begins to listen elsewhere."""
-_LOOK = 1.0
+_LOOK = 0.5
 """Seconds between two looks at what the agent says about the controller; a frozen one keeps its links."""
 
 

@@ -73,7 +73,7 @@ class Hello(Message):
     incarnations: dict[int, int] = {}
     """An agent's ranks that have a living process."""
     booting: list[int] = []
-    """Those of them that have not completed a step."""
+    """Those of them that have not got to the training yet."""
     left: list[int] = []
     """An agent's ranks whose process ended with code 0."""
     place: str = ""

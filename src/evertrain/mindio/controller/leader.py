@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,6 +50,7 @@ class Leader(Server):
         self._memo: Memo | None = None
         self._memo_due = False
         self._notes: dict[str, bytes] = {}
+        self._unsaid: deque[Message] = deque(maxlen=1000)
         self._awake: asyncio.TimerHandle | None = None
         self._awake_at = self._clock()
         self._deposed = False
@@ -131,6 +133,11 @@ class Leader(Server):
             link.send(StoreSet(key=key, value=value))
         link.send(self.machine.memo(self.epoch))
         self._tell_addresses()
+        self._note_standbys()
+
+    def _note_standbys(self) -> None:
+        if self._started and self._standbys:
+            self._carry_out(self.machine.standby_changed(self.standbys, self._clock()))
 
     def welcome(self, running: bool = False) -> Welcome:
         return Welcome(running=running, epoch=self.epoch, controllers=self._addresses())
@@ -170,6 +177,7 @@ class Leader(Server):
         if not self._started and not isinstance(self.machine.state, Idle):
             self._started = True
             self._on_started()
+            self._note_standbys()
         if self._standbys and not self._memo_due:
             self._memo_due = True
             asyncio.get_running_loop().call_soon(self._send_memo)
@@ -187,6 +195,20 @@ class Leader(Server):
             if isinstance(action, ToAgent) and isinstance(action.message, protocol.End):
                 for standby in self._standbys.values():
                     standby.send(action.message)
+
+    def _order_agents(self, order: Message) -> None:
+        """The timeline has no gap when nobody is there to write it down."""
+        if isinstance(order, protocol.Incident) and not self._agents:
+            self._unsaid.append(order)
+        else:
+            super()._order_agents(order)
+
+    def _link_agent(self, link: Link, hello: Hello) -> None:
+        super()._link_agent(link, hello)
+        unsaid = list(self._unsaid)
+        self._unsaid.clear()
+        for order in unsaid:
+            link.send(order)
 
     def _addresses(self) -> list[str]:
         return [self.own_address, *self._standbys] if self._standbys else []

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from evertrain.mindio import protocol
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 _RETRY = 0.1
 """Seconds between two attempts to reach the controller in charge: nothing announces that it begins to listen."""
+_LATE = 4.0
+"""Seconds to wait for a rank that is known to live; a training that it takes part in need not be interrupted then."""
+_TOGETHER = 0.01
 _MAX_KEPT = 1000
 """Messages kept of one rank or agent that waits here."""
 
@@ -68,6 +72,7 @@ class Standby:
         self._reason = ""
         self._peer_is_dead = False
         self._waiting: dict[Link, list[Message]] = {}
+        self._places: dict[tuple[str, int, int, int], Link] = {}
         self._enough_since: float | None = None
         self._look: asyncio.TimerHandle | None = None
         self._done = False
@@ -163,7 +168,7 @@ class Standby:
         if self.over is not None:
             return "the job is over"
         if message.role == "controller":
-            if message.epoch > self.epoch and message.address:
+            if message.epoch >= self.epoch and message.address:
                 self._peer, self.epoch = message.address, message.epoch
                 return Refused(reason="this controller stands by", retry=True)
             return "this job has a newer controller"
@@ -179,13 +184,15 @@ class Standby:
         link.refuse(self._elsewhere())
 
     def introduced(self, link: Link, hello: Hello) -> None:
-        for other in list(self._waiting):
-            known = other.hello
-            if known is not None and _who(known) == _who(hello):
-                self._waiting.pop(other)
-                other.close()
+        who = (hello.role, hello.rank, hello.incarnation, hello.node)
+        if (older := self._places.get(who)) is not None:
+            self._waiting.pop(older, None)
+            older.close()
+        self._places[who] = link
         self._waiting[link] = []
-        self._consider()
+        if self._look is None:
+            # Not for each of thousands that come at once.
+            self._look = asyncio.get_running_loop().call_later(_TOGETHER, self._look_again)
 
     def received(self, link: Link, message: Message) -> None:
         kept = self._waiting.get(link)
@@ -208,12 +215,15 @@ class Standby:
             return
         if self._enough_since is None:
             self._enough_since = now
-        settled = max(self._enough_since, self._lost_at) + min(self._timing.bound, 1.0)
-        if self._all_there() or now >= settled:
+        patience = min(self._timing.bound, 1.0) if self._living_there() else _LATE
+        settled = max(self._enough_since, self._lost_at) + patience
+        if now >= settled or (self._living_there() and self._nodes_there()):
             self._done = True
             self._on_take_over(self._reason)
-        elif self._look is None:
-            self._look = asyncio.get_running_loop().call_later(settled - now + 0.01, self._look_again)
+            return
+        if self._look is not None:
+            self._look.cancel()
+        self._look = asyncio.get_running_loop().call_later(settled - now + 0.01, self._look_again)
 
     def _look_again(self) -> None:
         self._look = None
@@ -231,14 +241,20 @@ class Standby:
         half = 2 * len(ranks) == self._world_size
         return half and (self._peer_is_dead or self._node_loss != SHRINK)
 
-    def _all_there(self) -> bool:
-        agents = self._hellos("agent")
-        if len({agent.node for agent in agents}) < self._nnodes:
-            return False
+    def _nodes_there(self) -> bool:
+        return len({agent.node for agent in self._hellos("agent")}) == self._nnodes
+
+    def _living_there(self) -> bool:
+        """Has every rank come that is known to live, or may be because others of its node are here?"""
         linked = {(hello.rank, hello.incarnation) for hello in self._hellos("rank")}
+        agents = {agent.node: agent for agent in self._hellos("agent")}
+        per_node = self._world_size // self._nnodes
+        numbers = Counter(rank // per_node for rank, _ in linked)
+        if any(count < per_node for node, count in numbers.items() if node not in agents):
+            return False
         return all(
             (rank, incarnation) in linked or rank in agent.booting
-            for agent in agents
+            for agent in agents.values()
             for rank, incarnation in agent.incarnations.items()
         )
 
@@ -246,7 +262,3 @@ class Standby:
         """The links that wait here, with what came on them since."""
         waiting, self._waiting = self._waiting, {}
         return waiting
-
-
-def _who(hello: Hello) -> tuple[str, int, int, int]:
-    return hello.role, hello.rank, hello.incarnation, hello.node

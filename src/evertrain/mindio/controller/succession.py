@@ -23,6 +23,9 @@ from evertrain.mindio.protocol import Continue, Fault, Hello, Memo, Stop
 MAX_FAULTS = 16
 """Faults of an open incident that a successor is told."""
 
+_LATE = 5.0
+"""Seconds that a rank may take to find the new controller after most others have."""
+
 _PLACES = {
     "inside": Place.INSIDE,
     "finished": Place.FINISHED,
@@ -56,6 +59,12 @@ class Succession(Nodes):
             parts=sorted(self._parts),
             master=self._master,
         )
+
+    def standby_changed(self, addresses: list[str], now: float) -> list[Action]:
+        """For the timeline: who could take over from now on."""
+        self._actions, self._now = [], max(now, self._now)
+        self._tell("standby", addresses=addresses)
+        return self._actions
 
     def take_over(
         self, memo: Memo, agents: Mapping[int, Hello], ranks: Mapping[int, Hello], reason: str, now: float
@@ -124,7 +133,7 @@ class Succession(Nodes):
         else:
             # It lives without a link, or it has ended; its agent says so in a moment, or it is given up.
             member.link_lost = True
-            self._roster.move(member, Place.STOPPING, self._now + self.timing.stop)
+            self._roster.move(member, Place.STOPPING, self._now + max(self.timing.stop, _LATE))
 
     def _all_at_work(self, ranks: Mapping[int, Hello]) -> bool:
         """Does every rank that the job counts on train, or has it finished?"""
@@ -188,11 +197,12 @@ class Succession(Nodes):
 
     def _come_late(self, member: Member, hello: Hello) -> None:
         """A rank that was linked to the predecessor comes when the rest has been told to stop."""
-        if hello.place and member.place is Place.STOPPING and member.link_lost:
+        missing = member.place is Place.STARTING or (member.place is Place.STOPPING and member.link_lost)
+        if missing and hello.place not in ("", "starting"):
             member.link_lost = False
             member.attempt = self._attempt
             member.out = hello.out
-            self._roster.expire(member, self._now + self.timing.stop)
+            self._roster.move(member, Place.STOPPING, self._now + self.timing.stop)
             self._send(member, Stop(attempt=self._attempt, incident=self._incident.id if self._incident else ""))
 
 

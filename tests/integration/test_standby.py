@@ -1,0 +1,159 @@
+"""A second controller takes over while real processes train: killed, frozen, and lost with its node."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from evertrain.launch.processes import free_port
+from launching import TRAINER, Result, finish, start, wait_for
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Path:
+    path = tmp_path / "trainer.py"
+    path.write_text(TRAINER)
+    return path
+
+
+def read(events: Path) -> list[dict[str, Any]]:
+    lines = events.read_text().splitlines(keepends=True) if events.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def in_charge(launcher: int, events: Path) -> psutil.Process:
+    """The process of the controller in charge, when it trains."""
+    address = [event["address"] for event in read(events) if event["event"] == "control"][-1]
+    port = int(address.rpartition(":")[2])
+    for child in psutil.Process(launcher).children():
+        if any(link.status == "LISTEN" and link.laddr.port == port for link in child.net_connections()):
+            return child
+    raise AssertionError(f"nobody listens on {address}")
+
+
+def count(events: Path, name: str) -> int:
+    return sum(event["event"] == name for event in read(events))
+
+
+def trains(events: Path, ranks: int = 2) -> bool:
+    """Has every rank completed a step?"""
+    return all((events.parent / f"mark-1-{rank}").exists() for rank in range(ranks))
+
+
+_started: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays() -> Iterator[None]:
+    yield
+    while _started:
+        launcher = _started.pop()
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.communicate()
+
+
+def launching(*argv: object, **more: Any) -> Any:
+    _started.append(start(*argv, **more))
+    return _started[-1]
+
+
+def pair(trainer: Path, events: Path, steps: int, *more: object) -> Any:
+    folder = trainer.parent
+    return launching(
+        "--nproc-per-node=2", "--ft-standby=1", "--ft-bound=0.5", "--ft-warm=0", "--ft-events", events, *more,
+        trainer, steps, "0.1", folder, "mark@1@*",
+    )  # fmt: skip
+
+
+def ended_well(result: Result, steps: int, ranks: int = 2) -> None:
+    assert result.code == 0, result
+    for rank in range(ranks):
+        assert f"done {rank} {steps}" in result.out, result
+
+
+def test_one_controller_after_the_other_is_killed_and_nobody_is_interrupted(trainer: Path, tmp_path: Path) -> None:
+    events, began = tmp_path / "events.jsonl", time.monotonic()
+    launcher = pair(trainer, events, 40)
+    # Not before all ranks train: whoever is still out is not taken for one that does.
+    wait_for(lambda: trains(events), "the beginning of the training")
+    for number in (1, 2):
+        in_charge(launcher.pid, events).kill()
+        wait_for(lambda expected=number: count(events, "takeover") == expected, "the take-over")
+        wait_for(lambda expected=number: count(events, "standby") == 1 + expected, "a new standby")
+    result = finish(launcher, began, events)
+    ended_well(result, 40)
+    assert not result.incidents and count(events, "generation") == 1, result
+
+
+def test_killed_in_the_middle_of_an_incident(trainer: Path, tmp_path: Path) -> None:
+    events, began = tmp_path / "events.jsonl", time.monotonic()
+    launcher = pair(trainer, events, 20)
+    wait_for(lambda: trains(events), "the beginning of the training")
+    rank = next(event["pid"] for event in read(events) if event["event"] == "started" and event["rank"] == 1)
+    victim = in_charge(launcher.pid, events)
+    psutil.Process(rank).kill()
+    wait_for(lambda: count(events, "fault"), "the fault")
+    victim.kill()
+    result = finish(launcher, began, events)
+    ended_well(result, 20)
+    (incident,) = result.incidents
+    assert incident["id"] == "i-0001" and incident["restarted"] == [1] and incident["steps_lost"] == 0, incident
+
+
+@pytest.mark.matrix
+def test_a_frozen_controller_is_replaced_and_steps_down_when_it_wakes_up(trainer: Path, tmp_path: Path) -> None:
+    events, began = tmp_path / "events.jsonl", time.monotonic()
+    launcher = pair(trainer, events, 150, "--ft-timing", "silence=2")
+    wait_for(lambda: trains(events), "the beginning of the training")
+    frozen = in_charge(launcher.pid, events)
+    frozen.send_signal(signal.SIGSTOP)
+    wait_for(lambda: count(events, "takeover"), "the take-over", 25)
+    frozen.send_signal(signal.SIGCONT)
+    wait_for(lambda: count(events, "standby") == 2, "the old one stands by")
+    result = finish(launcher, began, events)
+    ended_well(result, 150)
+    assert not result.incidents and count(events, "generation") == 1, result
+    assert "steps down" in result.err
+
+
+def node(trainer: Path, rank: int, port: int, token: str, events: Path, steps: int = 30) -> Any:
+    return launching(
+        "--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}", "--master-addr=127.0.0.2", f"--master-port={port}",
+        f"--local-addr=127.0.0.{rank + 2}", "--ft-bound=0.5", "--ft-warm=0", "--ft-events", events,
+        trainer, steps, "0.1", trainer.parent, "mark@1@*", env={"EVERTRAIN_TOKEN": token},
+    )  # fmt: skip
+
+
+def test_node_0_is_lost_with_the_controller(trainer: Path, tmp_path: Path) -> None:
+    events, began = tmp_path / "events.jsonl", time.monotonic()
+    port, token = free_port("127.0.0.2"), secrets.token_hex(16)
+    nodes = [node(trainer, rank, port, token, events) for rank in (0, 1)]
+    wait_for(lambda: trains(events, 4) and count(events, "standby"), "the beginning of the training")
+    nodes[0].kill()
+    nodes[0].communicate()
+    nodes[0] = node(trainer, 0, port, token, events)
+    results = [finish(each, began, events) for each in nodes]
+    assert [result.code for result in results] == [0, 0], results
+    assert all(f"done {rank} 30" in results[rank // 2].out for rank in range(4)), results
+    (incident,) = results[0].incidents
+    assert incident["restarted"] == [0, 1] and incident["steps_lost"] == 0, incident
+
+
+def test_a_stranger_gets_no_place(trainer: Path, tmp_path: Path) -> None:
+    """A launcher with another token is refused with the reason, and the job does not notice."""
+    port, token = free_port("127.0.0.2"), secrets.token_hex(16)
+    began = time.monotonic()
+    first = node(trainer, 0, port, token, tmp_path / "e.jsonl", 3)
+    stranger = finish(node(trainer, 1, port, secrets.token_hex(16), tmp_path / "s.jsonl", 3), began)
+    assert stranger.code == 70 and "wrong job token" in stranger.err, stranger
+    second = node(trainer, 1, port, token, tmp_path / "e.jsonl", 3)
+    assert [finish(each, began).code for each in (first, second)] == [0, 0]
