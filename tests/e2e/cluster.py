@@ -90,8 +90,11 @@ class Cluster:
                 if not self._wake.wait(max(deadline - time.monotonic(), 0)):
                     raise AssertionError(f"no {pattern!r} in the output:\n" + "\n".join(self.log[-60:]))
 
-    def wait_for_event(self, name: str, timeout: float = 60.0) -> None:
-        launching.wait_for(lambda: any(event["event"] == name for event in self.events()), f"the event {name!r}", timeout)
+    def wait_for_event(self, name: str, number: int = 1, timeout: float = 60.0) -> None:
+        def there() -> bool:
+            return sum(event["event"] == name for event in self.events()) >= number
+
+        launching.wait_for(there, f"event {name!r} number {number}", timeout)
 
     def controller(self) -> psutil.Process:
         """The process of the controller in charge, where that has one of its own."""
