@@ -155,3 +155,16 @@ def test_below_the_least_number_of_nodes_the_job_waits() -> None:
     lose_node(job, 1, links_first=False)
     job.quiesce(train=False)
     assert not isinstance(job.machine.state, Running)
+
+
+def test_a_minority_waits_instead_of_going_on_alone() -> None:
+    job = Cluster(3, nnodes=3, node_loss="shrink", steps=12)
+    for node in range(3):
+        job.feed(FromAgent(p.Hello(version=p.VERSION, token="", role="agent", world_size=3, node=node), node))
+    job.quiesce(train=False)
+    job.train(2)
+    job.quiesce(train=False)
+    lose_node(job, 1, links_first=False)
+    lose_node(job, 2, links_first=False)
+    job.quiesce(train=False)
+    assert isinstance(job.machine.state, Gathering), "the other two may be alive with a controller of their own"

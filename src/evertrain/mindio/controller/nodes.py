@@ -135,6 +135,8 @@ class Nodes(Planned):
         if not self._trained or not self._can_share:
             return 0
         remaining = self.world_size - len(self._aside | set(self.ranks_of(node)))
+        if 2 * remaining < len(self._active):
+            return 0  # the others may be alive somewhere, with a controller of their own
         return remaining if remaining >= max(self.elastic, self.least_nodes * self.per_node) else 0
 
     def _node_lost_while_closing(self, members: Iterable[Member]) -> None:

@@ -236,9 +236,11 @@ class Standby:
         ranks = {hello.rank for hello in self._hellos("rank")}
         for agent in self._hellos("agent"):
             ranks |= set(agent.ranks)
-        if 2 * len(ranks) > self._world_size:
+        aside = set(self.memo.aside) if self.memo is not None else set()
+        number, needed = len(ranks - aside), self._world_size - len(aside)
+        if 2 * number > needed:
             return True
-        half = 2 * len(ranks) == self._world_size
+        half = 2 * number == needed
         return half and (self._peer_is_dead or self._node_loss != SHRINK)
 
     def _nodes_there(self) -> bool:
