@@ -24,9 +24,12 @@ def begin_switch(running: Job, rank: int) -> tuple:
     running.wait_until_it_trains()
     running.order("pause", "--timeout=100")
     asker = running.begin("hot-switch", f"--rank={rank}")
-    running.wait("the new process", lambda: prepared(running)["state"] == "preparing")
-    started = [event for event in running.events("started") if event["rank"] == rank]
-    return asker, started
+
+    def started() -> list[dict]:
+        return [event for event in running.events("started") if event["rank"] == rank]
+
+    running.wait("the new process", lambda: len(started()) == 2)
+    return asker, started()
 
 
 def test_a_paused_job_waits_and_a_prepared_process_takes_over_in_the_same_moment() -> None:
