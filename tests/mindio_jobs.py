@@ -7,6 +7,7 @@ milliseconds. The controller lives in the test's process, as it does in the plat
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import multiprocessing
@@ -70,6 +71,9 @@ def _run_rank(arguments: list[str], environment: dict[str, str], output: str, ga
     for name, gate in gates.items():
         example.FAULTS[name] = lambda job, gate=gate: gate.wait(PATIENCE)
     example.FAULTS["lose-controller"] = _lose_controller
+    example.FAULTS["cut"] = _cut_network
+    if patience := environment.get("TEST_PATIENCE"):
+        example.Collectives.__init__ = functools.partialmethod(example.Collectives.__init__, patience=float(patience))
     if environment["RANK"] == environment.get("TEST_CLEAN_FAILS_ON"):
         example.Collectives.clean = lambda *_: 1
     if environment["RANK"] == "0" and (moment := environment.get("TEST_LOSE_CONTROLLER_IN")):
@@ -104,6 +108,12 @@ def _lose_controller_in(owner: type, moment: str) -> None:
         return original(self, *args)
 
     setattr(owner, moment, callback)
+
+
+def _cut_network(job: Any) -> None:
+    """The connections of this rank's groups break; every process lives."""
+    for group in job.collectives._groups:
+        group.backend.stop(group._raw)
 
 
 class Job:

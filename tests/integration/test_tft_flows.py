@@ -228,3 +228,14 @@ def test_a_standby_saves_the_job_when_the_controllers_process_is_killed(tmp_path
         job.start()
         job.wait()
         assert_undisturbed(job, undisturbed)
+
+
+@pytest.mark.matrix
+def test_connections_that_break_although_nobody_died(tmp_path: Path, undisturbed: Any) -> None:
+    """Nobody reports a fault at first: the collectives wait for the controller to name one, then they do."""
+    with mindio_jobs.job(tmp_path / "job", "--fault", "10:2:cut", steps=STEPS) as job:
+        job.start(TEST_PATIENCE="0.5")
+        job.wait()
+        counts = job.callbacks()
+        assert set(counts) == {"stop", "clean", "rollback"} and counts["rollback"] >= 4
+        assert_undisturbed(job, undisturbed)
