@@ -76,8 +76,7 @@ class Job:
         self.dp_ranks = list(range(size))
         self.world = self.dp_ranks  # fewer after scaling in
         self.directory = Path(options.dir)
-        # Any store will do that is not lost with a rank.
-        self.collectives = Collectives(self.rank, dist.FileStore(str(self.directory / "store"), -1))
+        self.collectives: Collectives  # made in `start`
         self.step = 0
         self.reborn = False
         self.faults = {tuple(fault.split(":")) for fault in options.fault}
@@ -194,12 +193,15 @@ def start(job: Job) -> None:
     """Rank 0 hosts the controller, unless a platform does."""
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("TTP_PORT", "8000"))
     size = len(job.dp_ranks)
+    store = job.directory / f"store{os.environ.get('RUN_ID', '')}"
     if job.rank == 0 and "MINDX_TASK_ID" not in os.environ:
+        store.unlink(missing_ok=True)  # of an earlier run; nobody uses it before the controller is there
         tft.tft_init_controller(0, size, False, True, True)
         tft.tft_start_controller(address, port, False, "")
     tft.tft_init_processor(job.rank, size, False, False, "", True, True, True)
     tft.tft_start_processor(address, port)
     job.reborn = tft.tft_is_reboot_node()
+    job.collectives = Collectives(job.rank, dist.FileStore(str(store), -1))  # a store that is not lost with a rank
     if job.reborn:
         job.faults.clear()  # they have happened
 

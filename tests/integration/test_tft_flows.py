@@ -6,6 +6,10 @@ repeated or mixed up anything is found.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +96,6 @@ def test_dump_when_nothing_else_is_possible(tmp_path: Path, undisturbed: Any) ->
         assert not list((tmp_path / "job").glob("*_tmp"))
         assert (tmp_path / "job" / "latest_checkpointed_iteration.txt").read_text() == "10"
         job.arguments = [argument for argument in job.arguments if argument not in ("--fault", "10:3:kill")]
-        (tmp_path / "job" / "store").unlink()
         job.start()
         job.wait()
         assert_undisturbed(job, undisturbed)
@@ -224,7 +227,6 @@ def test_a_standby_saves_the_job_when_the_controllers_process_is_killed(tmp_path
         assert job.callbacks() == {"save": 2, "rename": 1}
         assert job.callbacks_of(2)["save"] == 1 and job.callbacks_of(1)["save"] == 1
         job.arguments = [argument for argument in job.arguments if argument not in ("--fault", "20:0:kill")]
-        (tmp_path / "job" / "store").unlink()
         job.start()
         job.wait()
         assert_undisturbed(job, undisturbed)
@@ -239,3 +241,22 @@ def test_connections_that_break_although_nobody_died(tmp_path: Path, undisturbed
         counts = job.callbacks()
         assert set(counts) == {"stop", "clean", "rollback"} and counts["rollback"] >= 4
         assert_undisturbed(job, undisturbed)
+
+
+@pytest.mark.matrix
+def test_the_example_as_a_user_runs_it_twice(tmp_path: Path, undisturbed: Any) -> None:
+    """Plain processes; the second run in the same directory has new connections and the checkpoint of the first."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1",
+                 "TTP_LOG_PATH": str(tmp_path / "logs"), "TTP_PORT": str(mindio_jobs.free_port())}  # fmt: skip
+    weights = []
+    for steps in (20, STEPS):
+        command = [sys.executable, "-W", "ignore", str(mindio_jobs.EXAMPLE), "--dir", str(tmp_path / "job"),
+                   "--steps", str(steps), "--checkpoint-every", "10", "--fault", "14:1:uce"]  # fmt: skip
+        ranks = [
+            subprocess.Popen(command, env={**variables, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+            for rank in range(WORLD)
+        ]
+        results = [json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * WORLD
+        weights.append({result["weights"] for result in results})
+    assert weights[0] == {undisturbed[21][0][2]} and len(weights[1]) == 1
