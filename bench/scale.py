@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     raise_descriptor_limit(max(size + nodes(size) for size in options.ranks) + 200)
-    faults, idle = (3, 4.0) if options.quick else (10, 20.0)
+    faults, idle = (3, 8.0) if options.quick else (10, 20.0)
     measured = [asyncio.run(measure(size, faults, idle)) for size in sorted(options.ranks)]
     return 0 if show("A controller of many ranks", rows(measured), options.json) else 1
 
