@@ -209,7 +209,7 @@ class Job:
     def counts(self) -> dict[str, int]:
         """Orders by name, without questions and locks."""
         names = Counter(type(message).__name__ for _, message in self.sent)
-        for name in ("Welcome", "Registered", "Standbys", "Collect", "Prelock"):
+        for name in ("Welcome", "Registered", "Standbys", "Collect", "Prelock", "Alive"):
             names.pop(name, None)
         return dict(names)
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,8 +18,11 @@ import pytest
 from evertrain.mindio import protocol
 from evertrain.mindio.tft import api_controller as api
 from evertrain.mindio.tft import messages as w
+from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.controller import Controller
 from evertrain.mindio.tft.numbers import Result, TrainState
+from evertrain.mindio.tft.processor import Processor
+from evertrain.mindio.tft.processor import Settings as ProcessorSettings
 from evertrain.mindio.tft.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,3 +288,28 @@ def test_a_standby_leads_when_half_of_the_ranks_have_come() -> None:
             peer.close()
         for thread in threads:
             thread.join(10)
+
+
+@pytest.mark.matrix
+def test_a_frozen_controller_is_left_for_a_standby() -> None:
+    """Its links stay, its kernel accepts new ones; only it says nothing more."""
+    frozen = threading.Event()
+    with (
+        controller(world=2, rank=0, alive=0.2) as first,
+        controller(world=2, rank=1, passive=True, epoch=1, alive=0.2, takeover=1.0) as standby,
+    ):
+        ranks = [Processor(ProcessorSettings(rank=rank, world_size=2), Callbacks()) for rank in range(2)]
+        try:
+            for rank in ranks:
+                rank.start(*first.address)
+                rank._standbys = [(1, *standby.address)]
+            first._post(frozen.wait, 60)
+            deadline = time.monotonic() + 40
+            while standby.linked < 2:
+                assert time.monotonic() < deadline, "nobody left the frozen controller"
+                threading.Event().wait(0.05)
+            assert standby.machine.active and all(rank.running for rank in ranks)
+        finally:
+            frozen.set()
+            for rank in ranks:
+                rank.destroy()

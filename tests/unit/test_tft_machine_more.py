@@ -419,3 +419,17 @@ def test_ranks_that_find_the_standby_later(missing: set[int]) -> None:
         job.report(rank)
     job.idle(6)
     assert job.counts() == {"Continue": 4} and job.machine.state == "NORMAL"
+
+
+def test_the_controller_shows_that_it_lives() -> None:
+    job = Job()
+    job.sent.clear()
+    job.idle(20)
+    assert 4 <= sum(isinstance(m, w.Alive) and rank == 2 for rank, m in job.sent) <= 6
+    assert job.processes[2].welcome.patience == 12 and job.processes[2].welcome.heartbeat == 1
+
+
+def test_in_a_big_job_there_are_fewer_signs_of_life() -> None:
+    big = Settings(world_size=10_000)
+    assert big.world_size / big.heartbeat <= 500 and big.world_size / big.alive_every <= 250
+    assert big.longest_silence > 3 * big.heartbeat and big.patience > 2 * big.alive_every

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tft_controllers
-from evertrain.mindio.tft import environment, messages, processor
+from evertrain.mindio.tft import environment, messages
 from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.messages import RepairUnit, SaveGroup
 from evertrain.mindio.tft.numbers import (
@@ -122,13 +122,14 @@ def test_registers_as_new_and_reports_its_groups(leader: ScriptedController, mem
     assert leader.next(messages.InitReport).groups == [group]
 
 
-def test_a_replacement_is_isolated_until_the_recovery_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "HEARTBEAT", 0.05)
+def test_a_replacement_is_isolated_until_the_recovery_is_over() -> None:
     answer = messages.Registered(result=Result.REPAIR, repair_id=7)
-    with tft_controllers.controller(registered=answer) as leader, tft_controllers.processor(leader) as member:
-        assert member.reborn and not member.hot_switch
-        assert member.rank.status().run_status == TrainState.ISOLATE
-        assert leader.next(messages.Heartbeat).repair_id == 7
+    with tft_controllers.controller(registered=answer) as leader:
+        leader.greeting = messages.Welcome(heartbeat=0.05)
+        with tft_controllers.processor(leader) as member:
+            assert member.reborn and not member.hot_switch
+            assert member.rank.status().run_status == TrainState.ISOLATE
+            assert leader.next(messages.Heartbeat).repair_id == 7
 
 
 def test_a_refusal_is_told(leader: ScriptedController) -> None:
@@ -602,8 +603,8 @@ def test_a_link_that_breaks_while_registering_is_tried_again(leader: ScriptedCon
     assert leader.ask(messages.Collect).result == Result.OK
 
 
-def test_heartbeats_come_by_themselves(leader: ScriptedController, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "HEARTBEAT", 0.05)
+def test_heartbeats_come_by_themselves(leader: ScriptedController) -> None:
+    leader.greeting = messages.Welcome(heartbeat=0.05)
     with tft_controllers.processor(leader):
         for _ in range(3):
             leader.next(messages.Heartbeat)

@@ -73,10 +73,15 @@ def hello(machine: Machine, link: int, message: Hello) -> None:
         return machine.close(link, reason)
     machine.hellos[link] = message
     if machine.active:
-        return machine.send([link], Welcome(instance=machine.settings.instance))
+        return machine.send([link], _welcome(machine))
     if machine.knocks.come(link, message.rank, machine.now):
         machine.takeover()
-        machine.send(machine.knocks.all(), Welcome(instance=machine.settings.instance))
+        machine.send(machine.knocks.all(), _welcome(machine))
+
+
+def _welcome(machine: Machine) -> Welcome:
+    settings = machine.settings
+    return Welcome(instance=settings.instance, heartbeat=settings.heartbeat, patience=settings.patience)
 
 
 def send_away(machine: Machine, link: int) -> None:

@@ -23,6 +23,8 @@ from evertrain.mindio.tft.messages import Hello, Message, Refused, Welcome
 _CHUNK = 65536
 WELCOME = 10.0
 """Seconds in which a controller must say whether it takes this processor."""
+_UNACKNOWLEDGED = 10_000
+"""Milliseconds after which a link on which nothing is acknowledged is broken."""
 _MAX_WAITING = 64 * 1024 * 1024
 """Bytes that may wait for a controller that does not read; then the link counts as broken."""
 
@@ -46,6 +48,8 @@ def connect(
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # A machine that is gone does not say so: heartbeats that nobody acknowledges do.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=address[0] if context.check_hostname else None)
         deadline = time.monotonic() + WELCOME
@@ -88,6 +92,7 @@ class Link:
         self._waker.setblocking(False)
         self._thread: threading.Thread | None = None
         self.sent_at = 0.0
+        self.heard_at = time.monotonic()
         self.local_ip: str = sock.getsockname()[0]
 
     def start(self, on_message: Callable[[Any], None], on_lost: Callable[[Link], None]) -> None:
@@ -177,6 +182,7 @@ class Link:
                 return
             if not data:
                 raise ConnectionError("the controller closed the link")
+            self.heard_at = time.monotonic()
             for message in self._reader.feed(data):
                 self._on_message(message)
 

@@ -17,6 +17,7 @@ from typing import Any
 from evertrain.mindio.tft import admission, flows
 from evertrain.mindio.tft.members import Member, Roster
 from evertrain.mindio.tft.messages import (
+    Alive,
     AnyMessage,
     Bye,
     DpReport,
@@ -88,6 +89,7 @@ class Machine:
         self.standbys = Standbys(settings)
         self._sn = settings.epoch * EPOCH_SERIALS
         self._act_sn = 0
+        self._alive_at = 0.0
         self._calls = itertools.count(1)
         self._out: list[Action] = []
         self._request: Act | Tell | Wait | None = None
@@ -130,7 +132,9 @@ class Machine:
             times.extend(itertools.islice(self.roster.grace.values(), 1))
             times.extend(self.knocks.deadlines())
             if self.roster.heard and self.active:
-                times.append(next(iter(self.roster.heard.values())) + self.settings.silence)
+                times.append(next(iter(self.roster.heard.values())) + self.settings.longest_silence)
+            if self.links and self.active:
+                times.append(self._alive_at)
         return min(times, default=None)
 
     def known(self, rank: int) -> bool:
@@ -285,9 +289,12 @@ class Machine:
             admission.send_away(self, link)
         if not self.active or self.ended is not None:
             return
+        if self.links and self.now >= self._alive_at:
+            self._alive_at = self.now + self.settings.alive_every
+            self.send(list(self.links), Alive())
         while self.roster.heard:
             rank, heard = next(iter(self.roster.heard.items()))
-            if heard + self.settings.silence > self.now:
+            if heard + self.settings.longest_silence > self.now:
                 break
             log.warning("rank %d has been silent for %.1f s", rank, self.now - heard)
             self.declare_lost(self.roster.members[rank])

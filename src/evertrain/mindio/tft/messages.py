@@ -60,6 +60,10 @@ class Welcome(Message):
 
     instance: str = ""
     """Names this controller among all that ever led the job. Another name: serial numbers begin anew."""
+    heartbeat: float = 1.0
+    """How often a processor that has nothing to say shows that it lives; less often in a big job."""
+    patience: float = 0.0
+    """A controller that says nothing for this long is frozen or gone: look for another one. 0: wait for ever."""
 
 
 class Refused(Message):
@@ -251,6 +255,10 @@ class Exit(Message):
     sn: int
 
 
+class Alive(Message):
+    """The controller lives. Said to everybody now and then: a frozen one keeps its links. No answer."""
+
+
 class Destroyed(Message):
     """The controller is gone for good: neither reconnect nor go elsewhere. No answer."""
 
@@ -262,6 +270,7 @@ AnyMessage = (
     | Register | InitReport | DpReport | Heartbeat | Reply | StandbyUp | Bye
     | Registered | Standbys | Collect | Prelock | Pause | Continue | DeviceStop | DeviceClean
     | RebuildGroup | Repair | Rollback | DowngradeRebuild | NotifyNormal | SaveCheckpoint | Rename | Exit | Destroyed
+    | Alive
 )  # fmt: skip
 
 Order = (

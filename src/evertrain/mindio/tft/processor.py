@@ -24,7 +24,6 @@ from evertrain.mindio.tft.orders import Orders
 from evertrain.mindio.tft.rank import Life, Rank
 from evertrain.mindio.tft.steps import Steps
 
-HEARTBEAT = 1.0
 CONNECT = 2.0
 """Seconds for one attempt; a host that is down gives no answer at all."""
 REGISTER = 30.0
@@ -76,7 +75,7 @@ class Processor:
         self._link: link.Link | None = None
         self._address: tuple[str, int] = ("", 0)
         self._standbys: list[tuple[int, str, int]] = []
-        self._instance = ""
+        self._welcome = messages.Welcome()
         self._local_ip = ""
         self._registered: queue.SimpleQueue[messages.Registered | None] = queue.SimpleQueue()
         self._ever_registered = False
@@ -253,9 +252,9 @@ class Processor:
         opened, welcome = link.connect(address, hello, self.settings.context, CONNECT)
         while not self._registered.empty():
             self._registered.get()
-        if address != self._address or welcome.instance != self._instance:
+        if address != self._address or welcome.instance != self._welcome.instance:
             self._orders.begin_anew()
-        self._address, self._instance = address, welcome.instance
+        self._address, self._welcome = address, welcome
         self._link = opened
         opened.start(self._on_message, self._on_lost)
         try:
@@ -302,6 +301,7 @@ class Processor:
     # The keeper's thread.
 
     def _keep(self) -> None:
+        suspicious = 0
         while not self._ended:
             current = self._link
             if current is None:
@@ -309,10 +309,19 @@ class Processor:
                     self._alone()
                     return
                 continue
-            left = current.sent_at + HEARTBEAT - time.monotonic()
+            heartbeat, patience = self._welcome.heartbeat, self._welcome.patience
+            now = time.monotonic()
+            # Looked at twice: it may have been this process that stood still, and what was said meanwhile is not read.
+            suspicious = suspicious + 1 if 0 < patience < now - current.heard_at else 0
+            if suspicious > 2:
+                logger.error("the controller has said nothing for %.0f s", now - current.heard_at)
+                self._link = None
+                current.close()
+                continue
+            left = current.sent_at + heartbeat - now
             if left <= 0:
                 self.beat()
-                left = HEARTBEAT
+                left = heartbeat
             if self._kick.wait(left):
                 self._kick.clear()
 

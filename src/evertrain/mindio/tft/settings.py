@@ -39,9 +39,29 @@ class Settings:
     """A process whose link broke may come back within this time."""
     silence: float = 8.0
     """Without any sign of life for this long a rank counts as lost."""
+    alive: float = 4.0
+    """The controller shows itself to everybody this often, in a big job less."""
     settle: float = 1.0
     """After a failure that may have been caused by the death of a peer, the death becomes known within this time."""
     takeover: float = 4.0
     """After a take-over all ranks have found the new controller within this time, or are lost."""
     knock: float = 2.0
     """A standby lets a rank wait for this long before it sends it to look elsewhere."""
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between heartbeats. All of them together are a few hundred a second at most."""
+        return max(1.0, self.world_size / 500)
+
+    @property
+    def longest_silence(self) -> float:
+        return max(self.silence, 3.5 * self.heartbeat)
+
+    @property
+    def alive_every(self) -> float:
+        return max(self.alive, self.world_size / 250)
+
+    @property
+    def patience(self) -> float:
+        """For how long a processor may hear nothing of the controller."""
+        return 3 * self.alive_every
