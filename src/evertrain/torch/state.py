@@ -73,6 +73,7 @@ class TrainingState:
         """If there is none: a mark of this run, given by rank 0 at its start."""
         self._buffers = dict(model.named_buffers())
         self._buffer_copies = [buffer.detach().clone() for buffer in self._buffers.values()]
+        self._hyperparameters: list[dict[str, Any]] = []
         self._snapshot: tuple[bytes, list[torch.Tensor], list[tuple[torch.Tensor, int]]] | None = None
         self._check()
 
@@ -283,6 +284,11 @@ class TrainingState:
         """Remember the small state as it is now, at a step's beginning."""
         if self._buffer_copies:
             torch._foreach_copy_(self._buffer_copies, list(self._buffers.values()))
+        self._hyperparameters = [
+            {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()
+             if key != "params"}
+            for group in self._groups()
+        ]  # fmt: skip
         if not self._named and self.scaler is None:
             return
         packed = codec.pack(self._small())
@@ -301,6 +307,13 @@ class TrainingState:
         if self._buffer_copies:
             with torch.no_grad():
                 torch._foreach_copy_(list(self._buffers.values()), self._buffer_copies)
+        # A scheduler's state does not contain the learning rates that it has set.
+        for group, values in zip(self._groups(), self._hyperparameters, strict=False):
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
         if self._snapshot is None:
             return True
         skeleton, tensors, watched = self._snapshot
@@ -311,6 +324,9 @@ class TrainingState:
             item.load_state_dict(tree["named"][name])
         self._load_scaler(tree["scaler"])
         return True
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def _small(self) -> dict[str, Any]:
         return {
