@@ -39,7 +39,14 @@ class Rank:
     incarnation: int
     steps: int
     """How many steps the training has."""
+    shard: int = -1
+    """If not negative, the state has a second part, shared with the ranks that have the same number here."""
     content: str = ""
+    shard_content: str = ""
+    reached: dict[int, int] = field(default_factory=dict)
+    """By generation: the newest step that one of its members has completed; all ranks share it."""
+    other: tuple[int, str] | None = None
+    """Step and content of the shard's other version: an update that somebody completed and this rank did not."""
     step: int = 0
     clean: bool = True
     fresh: bool = True
@@ -62,6 +69,15 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.content = f"init{self.rank}.{self.incarnation}"
+        self.shard_content = f"shard{self.shard}of{self.content}" if self.shard >= 0 else ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (p.STATE,) if self.shard < 0 else (p.STATE, f"shard:{self.shard}")
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return dict(zip(self.parts, (self.content, self.shard_content), strict=False))
 
     @property
     def alive(self) -> bool:
@@ -74,7 +90,8 @@ class Rank:
         self.say(
             p.Out(
                 step=self.step, clean=self.clean, attempt=self.taken, fresh=self.fresh, fault=fault,
-                fingerprint="same", state_bytes=1000,
+                fingerprint="same", state_bytes=1000, parts=self.parts,
+                also=[(self.parts[1], self.other[0])] if self.other else [],
             )
         )  # fmt: skip
 
@@ -84,10 +101,11 @@ class Rank:
 
     def complete_step(self) -> None:
         self.step += 1
-        self.content = self.content.split("+")[0] + f"+{self.step}"
+        self.content, self.shard_content = (_after(text, self.step) for text in (self.content, self.shard_content))
+        self.reached[self.generation] = max(self.step, self.reached.get(self.generation, 0))
         if self.resume_due:
             self.resume_due = False
-            self.say(p.Resumed(generation=self.generation, step=self.step, elastic=True))
+            self.say(p.Resumed(generation=self.generation, step=self.step, elastic=self.shard < 0))
         self.after_step()
 
     def after_step(self) -> None:
@@ -104,10 +122,15 @@ class Rank:
         self.place, self.resume_due = "finished", False
         self.say(p.Finished(step=self.step))
 
+    def leave(self) -> None:
+        """Whoever completes a step with sharded state has gathered every shard, so the others have updated theirs."""
+        if self.shard >= 0 and self.place == "inside" and self.reached.get(self.generation, 0) > self.step:
+            self.other = self.step + 1, _after(self.shard_content, self.step + 1)
+
     def fail(self, kind: str, detail: str) -> None:
         """The training code raises."""
         if kind == "uce":
-            self.clean, self.content = False, LOST_STATE
+            self.clean, self.content, self.shard_content, self.other = False, LOST_STATE, LOST_STATE, None
         self.place, self.resume_due = "out", False
         self.out(p.Fault(kind=kind, rank=self.rank, detail=detail))
 
@@ -117,27 +140,33 @@ class Rank:
         match message:
             case p.Stop():
                 self.taken = message.attempt
+                self.leave()
                 self.place, self.resume_due = "out", False
                 self.out()
             case p.Exit():
                 cluster.end_process(self, 75)
             case p.Dump():
-                cluster.dumps.append((self.step, self.content, self.clean))
-                self.say(p.Dumped(ok=True, step=self.step, path="dump"))
+                self.switch(message.step)
+                if p.STATE in message.parts:
+                    cluster.dumps.append((self.step, self.content, self.clean))
+                self.say(p.Dumped(ok=True, step=message.step, parts=message.parts, path="dump"))
             case p.Release():
                 self.place = "leaving"
             case p.Join() if newest < 0:
                 self.generation, self.members = message.generation, tuple(message.members)
-                holds = self.clean and self.step == message.step
-                self.say(p.Joined(generation=message.generation, digests={p.STATE: self.content} if holds else {}))
+                digests = self.digests if self.clean and self.step == message.step else {}
+                if self.switch(message.step):
+                    digests = {self.parts[1]: self.shard_content}
+                self.say(p.Joined(generation=message.generation, digests=digests))
             case p.Repair() if newest < 0 and message.generation == self.generation:
                 self._repair(message, cluster)
             case p.Go() if newest < 0 and message.generation == self.generation:
                 assert self.step == message.step and self.clean, f"told to go with a stale state: {self}"
-                self.fresh, self.resume_due, self.place = False, True, "inside"
+                self.fresh, self.resume_due, self.place, self.other = False, True, "inside", None
                 if self.pause <= message.pauses:
                     self.pause = 0
-                cluster.gone.setdefault(message.generation, {})[self.rank] = self.content
+                for part, content in self.digests.items():
+                    cluster.gone.setdefault((message.generation, part), {})[self.rank] = content
                 if self.step >= self.steps:
                     self.finish()
             case p.Pause():
@@ -153,29 +182,41 @@ class Rank:
             case _:
                 pass
 
+    def switch(self, step: int) -> bool:
+        """Make the shard's version of that step the present one, if it is the other one."""
+        if self.other is None or self.other[0] != step:
+            return False
+        self.shard_content, self.other = self.other[1], None
+        self.clean = False
+        return True
+
     def _repair(self, message: p.Repair, cluster: Cluster) -> None:
         ok, source = True, -1
-        for _, origin, digest in message.receives:
+        for part, origin, digest in message.receives:
             peer = cluster.ranks[origin]
             self.clean = False
             if peer.flips:
                 peer.flips, peer.content = False, "flipped bits"
             if not peer.alive or peer.deaf or peer.generation != self.generation:
                 ok = False
-            elif peer.content == digest:
-                self.content, self.step, self.clean = peer.content, message.step, True
-            else:
+            elif peer.digests[part] != digest:
                 ok, source = False, origin
+            elif part == p.STATE:
+                self.content, self.step = digest, message.step
+            else:
+                self.shard_content, self.other = digest, None
+        self.clean = self.clean or (ok and bool(message.receives))
         self.say(p.Repaired(generation=message.generation, ok=ok, source=source, step=self.step))
 
 
 class Cluster:
     """The machine, its agent and its ranks; time stands still unless the test moves it."""
 
-    def __init__(self, world_size: int = 3, *, steps: int = 6, **options: Any) -> None:
+    def __init__(self, world_size: int = 3, *, steps: int = 6, shards: int = 0, **options: Any) -> None:
         self.machine = Machine(world_size, Timing.derive(1.0), **options)
         self.now = 1000.0
-        self.steps = steps
+        self.steps, self.shards = steps, shards
+        self.reached: dict[int, int] = {}
         self.world_size = world_size
         self.ranks: dict[int, Rank] = {}
         self.shadows: dict[int, Rank] = {}
@@ -189,8 +230,8 @@ class Cluster:
         self.records: list[dict[str, Any]] = []
         self.sent: list[tuple[int, p.Message]] = []
         self.dumps: list[tuple[int, str, bool]] = []
-        self.gone: dict[int, dict[int, str]] = {}
-        """By generation: the state with which each rank was told to go."""
+        self.gone: dict[tuple[int, str], dict[int, str]] = {}
+        """By generation and part: the state with which each rank was told to go."""
         self.open_generations: set[str] = set()
         self.end: p.End | None = None
         self.start_ranks = True
@@ -337,10 +378,10 @@ class Cluster:
             case ToAgent(p.Spawn(rank=number, incarnation=incarnation)):
                 self.spawns.append((number, incarnation))
                 self._forget(self.ranks.get(number))
-                self.ranks[number] = Rank(number, incarnation, self.steps, deaf=not self.start_ranks)
+                self.ranks[number] = self._rank(number, incarnation)
             case ToAgent(p.Prepare(rank=number, incarnation=incarnation)):
                 assert number not in self.shadows, "two processes are prepared for one rank"
-                self.shadows[number] = Rank(number, incarnation, self.steps, deaf=not self.start_ranks)
+                self.shadows[number] = self._rank(number, incarnation)
             case ToAgent(p.Promote(rank=number, incarnation=incarnation)):
                 self._forget(self.ranks.get(number))
                 self.ranks[number] = self.shadows.pop(number)
@@ -369,6 +410,10 @@ class Cluster:
             if (old.rank, old.incarnation) in self.linked:
                 self.broken_links.append((old.rank, old.incarnation))
 
+    def _rank(self, number: int, incarnation: int) -> Rank:
+        shard = number % self.shards if self.shards else -1
+        return Rank(number, incarnation, self.steps, shard, reached=self.reached, deaf=not self.start_ranks)
+
     # What a test asks.
 
     @property
@@ -390,6 +435,10 @@ class Cluster:
             for rank in self.ranks.values():
                 if self.can_step(rank):
                     rank.complete_step()
+
+
+def _after(content: str, step: int) -> str:
+    return content.split("+")[0] + f"+{step}"
 
 
 __all__ = ["AgentLost", "Cluster", "Rank"]

@@ -439,3 +439,60 @@ def test_ten_thousand_ranks() -> None:
     assert isinstance(machine.state, Running)
     everybody(lambda rank: p.Resumed(generation=2, step=2), of)
     assert time.process_time() - begun < 1.0
+
+
+# State in parts.
+
+
+def test_a_shard_comes_from_the_rank_that_holds_its_copy() -> None:
+    job = Cluster(4, shards=2).started()
+    job.end_process(job.ranks[3], -9)
+    incident = recover(job)
+    assert incident["steps_lost"] == 0
+    orders = {rank: m for rank, m in job.said(p.Repair) if m.generation == 2}
+    assert orders[1].sends == [("shard:1", 3)]
+    assert [(part, source) for part, source, _ in orders[3].receives] == [("shard:1", 1), ("state", 0)]
+    job.settle()
+    assert {rank.shard_content for rank in job.ranks.values() if rank.shard == 1} == {"shard1ofinit1.0+6"}
+
+
+def test_who_completed_the_step_takes_the_others_along() -> None:
+    """Rank 0 has gathered all of step 3, and rank 3 dies before the others have: they have their own shards of it."""
+    job = Cluster(4, shards=2).started()
+    job.ranks[0].complete_step()
+    job.end_process(job.ranks[3], -9)
+    incident = recover(job)
+    assert (incident["step"], incident["steps_lost"]) == (3, 0)
+    job.settle()
+    assert {rank.content for rank in job.ranks.values()} == {"init0.0+6"}
+
+
+def test_the_parts_of_the_last_checkpoint_are_written_by_those_who_hold_them() -> None:
+    job = Cluster(4, shards=2).started()
+    job.feed(FromAgent(p.Terminate(reason="SIGTERM", grace=5.0)))
+    job.quiesce(train=False)
+    orders = [(rank, m.parts, m.step) for rank, m in job.said(p.Dump)]
+    assert orders == [(0, ("shard:0", "state"), 2), (1, ("shard:1",), 2)]
+    assert len({m.mark for _, m in job.said(p.Dump)}) == 1
+    assert job.end is not None and job.end.code == 143
+
+
+def test_a_writer_that_fails_is_replaced_by_another_holder() -> None:
+    job = Cluster(4, shards=2).started()
+    job.feed(FromAgent(p.Terminate(reason="SIGTERM", grace=5.0)))
+    for _ in range(4):
+        for rank in job.ranks.values():
+            while rank.inbox and not isinstance(rank.inbox[0], p.Dump):
+                rank.obey(job)
+            if not rank.outbox:
+                continue
+            job.from_rank(rank)
+    job.ranks[1].inbox.clear()
+    job.ranks[1].say(p.Dumped(ok=False, step=2, parts=("shard:1",), detail="disk full"))
+    job.quiesce(train=False)
+    assert [(rank, m.parts) for rank, m in job.said(p.Dump)][2:] in (
+        [(3, ("shard:1",))],
+        [(0, ("shard:0", "state")), (3, ("shard:1",))],
+    )
+    assert job.end is not None and job.end.code == 143
+    assert [r["ok"] for r in job.records if r["event"] == "checkpoint"] == [False, True]

@@ -29,10 +29,14 @@ class Job(RuleBasedStateMachine):
         can_dump=st.booleans(),
         head_start=st.booleans(),
         least=st.integers(0, 2),
+        sharded=st.booleans(),
     )
-    def begin(self, world_size: int, max_restarts: int, can_dump: bool, head_start: bool, least: int) -> None:
+    def begin(
+        self, world_size: int, max_restarts: int, can_dump: bool, head_start: bool, least: int, sharded: bool
+    ) -> None:
         least = min(least, world_size)
-        self.job = Cluster(world_size, max_restarts=max_restarts, can_dump=can_dump, elastic=least)
+        shards = 2 if sharded and world_size == 4 else 0
+        self.job = Cluster(world_size, shards=shards, max_restarts=max_restarts, can_dump=can_dump, elastic=least)
         self.faults = self.asked = 0
         self.expected: Counter[tuple[int, int]] = Counter()
         self.job.hello()

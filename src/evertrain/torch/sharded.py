@@ -121,6 +121,7 @@ class Sharding:
         self._begun = self._updated = self._committed = self._twice = False
         self._swapped = False
         """The optimizer sees the shard."""
+        self._depth = 0
         self._values: list[dict[str, Any]] = []
         """What the parameter groups said before the update."""
         self._at: int | None = None
@@ -150,6 +151,9 @@ class Sharding:
 
     def begin(self, step: int) -> None:
         """The optimizer is about to run: let it see the shard."""
+        if self._swapped:  # its step() has called that of the class that it extends, which has hooks as well
+            self._depth += 1
+            return
         if [[id(p) for p in group["params"]] for group in self.optimizer.param_groups] != self._layout:
             raise UsageError("the optimizer's parameters have changed since Training was made: that can't be sharded")
         self._twice = self._committed and step == self._step
@@ -178,6 +182,9 @@ class Sharding:
 
     def finish(self) -> None:
         """The optimizer has run over the shard: exchange the results."""
+        if self._depth:
+            self._depth -= 1
+            return
         self._restore()
         self._updated = True
         self._gather()
@@ -189,7 +196,7 @@ class Sharding:
         state = self.optimizer.state
         self._states = [state.get(param, {}) for param in self._params]
         self.optimizer.state = collections.defaultdict(dict)
-        self._swapped = False
+        self._swapped, self._depth = False, 0
         for group, params in zip(self.optimizer.param_groups, self._whole, strict=True):
             group["params"] = list(params)
         for param in self._params:
@@ -425,7 +432,7 @@ def assemble(trees: list[dict[str, Any]], optimizer: torch.optim.Optimizer) -> d
                     flat[start:stop] = value
                 else:
                     whole.setdefault((group, index), {}).setdefault(key, value)
-    return whole
+    return dict(sorted(whole.items(), key=lambda item: item[0]))
 
 
 def _blocks(optimizer: torch.optim.Optimizer, world_size: int) -> list[Block]:
