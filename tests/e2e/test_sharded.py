@@ -45,6 +45,24 @@ def test_the_run_ends_in_the_same_bits(kind: str, phase: str, victim: int, tmp_p
 
 
 @pytest.mark.matrix
+def test_a_step_that_one_rank_has_completed_is_completed_by_all(tmp_path: Path) -> None:
+    """Rank 0 alone has the new weights; the others have their own shards of that step, and take the weights from it."""
+    script = Path(__file__).parent / "scripts" / "half_gathered.py"
+    result = harness.run(str(tmp_path), str(FAULT_STEP), *STEPS, script=script)
+    harness.assert_same_end(result, *STEPS)
+    (incident,) = result.incidents
+    assert (incident["step"], incident["steps_lost"], incident["restarted"]) == (FAULT_STEP + 1, 0, [3])
+
+
+@pytest.mark.matrix
+def test_deaths_in_one_gathering_after_the_other() -> None:
+    faults = tuple(f"kill@step={step},rank={step % harness.RANKS},phase=gather" for step in (1, 4, 7, 10))
+    result = harness.run(*STEPS, faults=faults)
+    harness.assert_same_end(result, *STEPS)
+    assert [incident["steps_lost"] for incident in result.incidents] == [0] * 4, result.explain()
+
+
+@pytest.mark.matrix
 def test_a_shard_with_flipped_bits_is_found_out(tmp_path: Path) -> None:
     """Rank 3 is lost and gets its weights from rank 0, in whose memory bits flip."""
     faults = (f"corrupt@step={FAULT_STEP},rank=0,phase=backward", f"hang@step={FAULT_STEP + 1},rank=3,phase=forward")
