@@ -195,8 +195,10 @@ class Rank:
         for part, origin, digest in message.receives:
             peer = cluster.ranks[origin]
             self.clean = False
-            if peer.flips:
+            if peer.flips and part == p.STATE:
                 peer.flips, peer.content = False, "flipped bits"
+            elif peer.flips:
+                peer.flips, peer.shard_content = False, "flipped bits"
             if not peer.alive or peer.deaf or peer.generation != self.generation:
                 ok = False
             elif peer.digests[part] != digest:
