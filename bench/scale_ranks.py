@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from evertrain.mindio import framing
 from evertrain.mindio import protocol as p
 from evertrain.mindio.timing import Timing
 
@@ -106,7 +107,7 @@ class Agent(asyncio.Protocol):
 
     def __init__(self, crowd: Crowd, node: int, ranks: range) -> None:
         self._crowd, self.node, self.ranks = crowd, node, ranks
-        self._reader, self._writer = p.FrameReader(_agent_decoder), p.FrameWriter()
+        self._reader, self._writer = p.FrameReader(_agent_decoder), framing.FrameWriter()
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -139,7 +140,7 @@ class Agent(asyncio.Protocol):
 class Rank(asyncio.Protocol):
     def __init__(self, crowd: Crowd, rank: int, incarnation: int) -> None:
         self._crowd, self.rank, self.incarnation = crowd, rank, incarnation
-        self._reader, self._writer = p.FrameReader(_decoder), p.FrameWriter()
+        self._reader, self._writer = p.FrameReader(_decoder), framing.FrameWriter()
         self._step = 0
         self.transport: asyncio.Transport | None = None
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.tft import messages
 from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.processor import Processor, Settings
@@ -35,7 +35,7 @@ class ScriptedController:
         self.hellos: list[messages.Hello] = []
         self._sn = 0
         self._link: socket.socket | None = None
-        self._writer = protocol.FrameWriter()
+        self._writer = framing.FrameWriter()
         self._sending = threading.Lock()
         self._threads = [threading.Thread(target=self._serve, daemon=True)]
         self._threads[0].start()
@@ -44,7 +44,7 @@ class ScriptedController:
         with contextlib.suppress(OSError):
             while True:
                 link, _ = self._server.accept()
-                self._writer = protocol.FrameWriter()
+                self._writer = framing.FrameWriter()
                 self._link = link
                 self._threads.append(threading.Thread(target=self._read, args=(link,), daemon=True))
                 self._threads[-1].start()

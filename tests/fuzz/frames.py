@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing
 
 _INTS = (-(2**63), -(2**31), -2, -1, 0, 0, 1, 1, 2, 3, 4, 7, 255, 2**16, 2**31 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 _FLOATS = (0.0, -1.0, 1e-300, 1.0, 1e308, float("inf"), float("-inf"), float("nan"))
@@ -83,13 +83,13 @@ class Fuzzer:
     def valid(self, serial: int) -> bytes:
         """Most are messages that were said before, since making one takes longer than reading it."""
         if len(self._said) == _REMEMBERED and self.random.random() < 0.9:
-            return protocol.encode(serial, self.random.choice(self._said))
-        message = protocol.prepare(self.message())
+            return framing.encode(serial, self.random.choice(self._said))
+        message = framing.prepare(self.message())
         if len(self._said) < _REMEMBERED:
             self._said.append(message)
         else:
             self._said[self.random.randrange(_REMEMBERED)] = message
-        return protocol.encode(serial, message)
+        return framing.encode(serial, message)
 
     def stream(self, serial: int) -> Iterator[bytes]:
         """What one peer says. Half of them begin to talk nonsense at once, the others only at the end."""
@@ -115,7 +115,7 @@ class Fuzzer:
             body = pick.randbytes(pick.randrange(60))
             return struct.pack(">I", len(body)) + body
         if kind < 0.95:
-            length = pick.choice((protocol.MAX_FRAME + 1, 2**31, 2**32 - 1, protocol.MAX_FRAME, protocol.MAX_HELLO))
+            length = pick.choice((framing.MAX_FRAME + 1, 2**31, 2**32 - 1, framing.MAX_FRAME, framing.MAX_HELLO))
             return struct.pack(">I", length) + pick.randbytes(50)
         if kind < 0.98:
             nested = b"\x91" * pick.choice((10, 1000, 100_000))

@@ -52,6 +52,9 @@ class Script:
     def sendall(self, data: bytes) -> None:
         pass
 
+    def settimeout(self, seconds: float | None) -> None:
+        pass
+
     def shutdown(self, how: int) -> None:
         pass
 

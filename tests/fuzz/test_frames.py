@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from evertrain.mindio import framing
 from evertrain.mindio import protocol as p
 from evertrain.mindio.board import Board
 from evertrain.mindio.controller.machine import Machine
@@ -76,7 +77,7 @@ def test_strangers_at_the_controller() -> None:
         server = _server()
         await server.start()
         opened = await asyncio.get_running_loop().create_connection(asyncio.Protocol, *server.address)
-        writer = p.FrameWriter()
+        writer = framing.FrameWriter()
         opened[0].write(writer.frame(p.Hello(version=p.VERSION, token=TOKEN, role="agent", world_size=4)))
         while not server._agents:
             await asyncio.sleep(0)
@@ -133,7 +134,7 @@ def test_members_of_a_job_that_say_anything() -> None:
                 link = Link(server)
                 links.append(link)
                 link.connection_made(Sink())
-                link.data_received(p.encode(1, _known(fuzzer, server)))
+                link.data_received(framing.encode(1, _known(fuzzer, server)))
                 # Some stay while others come.
                 for each in fuzzer.random.sample(links, min(len(links), 3)):
                     done += _drive(server, each, fuzzer, done)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.tft import link as processor_link
 from evertrain.mindio.tft import messages
 from evertrain.mindio.tft.controller import Controller, Link
@@ -47,8 +47,8 @@ def test_strangers_at_the_controller() -> None:
         controller = Controller(Settings(world_size=4, arf=True), "127.0.0.1", token=TOKEN)
         member = Link(controller)
         member.connection_made(Sink())
-        member.data_received(protocol.encode(1, messages.Hello(version=1, rank=0, token=TOKEN, world_size=4)))
-        member.data_received(protocol.encode(2, messages.Register()))
+        member.data_received(framing.encode(1, messages.Hello(version=1, rank=0, token=TOKEN, world_size=4)))
+        member.data_received(framing.encode(2, messages.Register()))
         fuzzer, growth, done = Fuzzer(SEED, messages.AnyMessage), Growth(FRAMES), 0
         while done < FRAMES:
             link = Link(controller)
@@ -80,8 +80,8 @@ def test_members_that_say_anything() -> None:
                 link.connection_made(Sink())
                 rank = pick.randrange(4) if pick.random() < 0.9 else fuzzer.value(int)
                 hello = messages.Hello(version=messages.VERSION, rank=rank, token=TOKEN, world_size=4)
-                link.data_received(protocol.encode(1, hello))
-                link.data_received(protocol.encode(2, messages.Register()))
+                link.data_received(framing.encode(1, hello))
+                link.data_received(framing.encode(2, messages.Register()))
                 for each in pick.sample(links, min(len(links), 3)):
                     done += _drive(each, fuzzer, done)
                     if each._transport is not None and each._transport.is_closing():
@@ -123,9 +123,9 @@ def test_a_controller_that_says_anything() -> None:
     while done < FRAMES:
         peer = Peer(chunk for piece in counted(fuzzer.stream(1)) for chunk in fuzzer.chunks(piece))
         reader = protocol.FrameReader(messages.decoder)
-        link = processor_link.Link(peer, protocol.FrameWriter(), reader, [])  # type: ignore[arg-type]
+        link = processor_link.Link(peer, framing.FrameWriter(), reader, [])  # type: ignore[arg-type]
         link._on_message = hear
-        with pytest.raises((OSError, protocol.ProtocolError)):
+        with pytest.raises((OSError, framing.ProtocolError)):
             link._read()
         link._end()
         growth.look(done)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain.mindio import framing
 from evertrain.mindio import protocol as p
 from evertrain.mindio.controller.machine import Machine
 from evertrain.mindio.controller.server import Server
@@ -28,7 +29,7 @@ class Peer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._frames, self._framer = p.FrameReader(), p.FrameWriter()
+        self._frames, self._framer = p.FrameReader(), framing.FrameWriter()
         self._read: list[p.Message] = []
 
     @classmethod

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.tft import api_controller as api
 from evertrain.mindio.tft import messages as w
 from evertrain.mindio.tft.callbacks import Callbacks
@@ -35,7 +35,7 @@ class Peer:
         self.rank = rank
         self.status = w.Status(step=5)
         self._socket = socket.create_connection(address, timeout=10)
-        self._reader, self._writer = protocol.FrameReader(w.decoder), protocol.FrameWriter()
+        self._reader, self._writer = protocol.FrameReader(w.decoder), framing.FrameWriter()
         self._read: list[Any] = []
         self.seen: list[Any] = []
         self.say(w.Hello(**{"version": w.VERSION, "rank": rank} | hello))

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.tls_stream import HandshakeError, TlsStream
 
 
@@ -38,7 +38,7 @@ class AsyncLink(asyncio.Protocol):
         self._on_message = on_message
         self._on_lost = on_lost
         self._reader = protocol.FrameReader()
-        self._writer = protocol.FrameWriter()
+        self._writer = framing.FrameWriter()
         self._tls = TlsStream(tls, server_side=False) if tls is not None else None
         self._transport: asyncio.Transport | None = None
         self._closing = False
@@ -121,7 +121,7 @@ class AsyncLink(asyncio.Protocol):
                 if (answer := self._tls.take()) and self._transport is not None:
                     self._transport.write(answer)
             messages = self._reader.feed(data)
-        except protocol.ProtocolError as error:
+        except framing.ProtocolError as error:
             self._lose(f"the controller sent what can't be read: {error}")
             return
         except HandshakeError as error:

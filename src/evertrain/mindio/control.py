@@ -13,7 +13,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.tls_stream import TlsSocket
 
 SUFFIX = ".control"
@@ -79,7 +79,7 @@ def ask(
             assert isinstance(link, socket.socket)
             link = TlsSocket(link, tls)
         link.settimeout(timeout)
-        writer, reader = protocol.FrameWriter(), protocol.FrameReader()
+        writer, reader = framing.FrameWriter(), protocol.FrameReader()
         hello = protocol.Hello(version=protocol.VERSION, token=door.token, role="control")
         link.sendall(writer.frame(hello) + writer.frame(command))
         while data := link.recv(65536):
@@ -91,7 +91,7 @@ def ask(
         raise ControlError("the job ended before it had an answer")
     except TimeoutError:
         raise ControlError(f"no answer within {timeout:g} s") from None
-    except (OSError, protocol.ProtocolError) as error:
+    except (OSError, framing.ProtocolError) as error:
         raise ControlError(f"the link to the controller broke: {error}") from None
     finally:
         link.close()

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.board import Board
 from evertrain.mindio.tls_stream import TlsRefused, TlsSocket
 
@@ -78,7 +78,7 @@ class Processor:
         self._board = board
         self.on_stop = on_stop
         self._inbox: queue.SimpleQueue[protocol.Message | None] = queue.SimpleQueue()
-        self._writer = protocol.FrameWriter()
+        self._writer = framing.FrameWriter()
         self._write_lock = threading.Lock()
         self._requests = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[protocol.StoreReply]] = {}
@@ -121,7 +121,7 @@ class Processor:
                 # From here on, what the training thread says comes after the Hello, on the same link.
                 if self._welcomed:
                     hello = self._hello_again()
-                self._writer = protocol.FrameWriter()
+                self._writer = framing.FrameWriter()
                 link.sendall(self._writer.frame(hello))
                 self._socket, self.lost = link, False
             return self._await_welcome(link, reader)
@@ -187,7 +187,7 @@ class Processor:
                     if not refusal.retry:
                         raise
                     error = refusal
-                except (OSError, protocol.ProtocolError) as failure:
+                except (OSError, framing.ProtocolError) as failure:
                     error = failure
             if time.monotonic() + _RETRY >= deadline:
                 raise error
@@ -217,6 +217,8 @@ class Processor:
                 self._socket.sendall(self._writer.frame(message))
             except OSError:
                 self.lost = True
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)  # the reader has to notice, whatever was wrong
 
     def receive(self, timeout: float | None = None) -> protocol.Message:
         """The next instruction. Raises `LinkLost`, or queue.Empty after the timeout."""
@@ -308,7 +310,7 @@ class Processor:
             except TimeoutError:
                 if self._board is not None and self._board.epoch > self.epoch and len(self._addresses) > 1:
                     return
-            except (OSError, protocol.ProtocolError):
+            except (OSError, framing.ProtocolError):
                 return
 
     def _cancel_requests(self) -> None:

@@ -1,9 +1,7 @@
-"""What controller, processors and agents say to each other, and how it is framed.
+"""What controller, processors and agents say to each other; `framing` says how it travels.
 
-A frame is a 4-byte big-endian length and a msgpack array `[serial, message]`. Serials count up on each link and in
-each direction; a frame whose serial is not above the last one is a duplicate and is dropped. The first frame on a link
-is a `Hello` with the protocol version and the job token; nothing else is read before it is accepted. Nothing that
-comes from the network is ever unpickled: every message is a typed struct that msgspec validates while decoding.
+The first frame on a link is a `Hello` with the protocol version and the job token; nothing else is read before it is
+accepted.
 
 Times named `at` are seconds of the sender's CLOCK_MONOTONIC, which all processes of one host share. The shell of the
 controller translates those of other hosts into its own before the machine sees them.
@@ -12,27 +10,21 @@ controller translates those of other hosts into its own before the machine sees 
 from __future__ import annotations
 
 import hmac
-import struct
 from typing import Annotated, Any
 
 import msgspec
 
+from evertrain.mindio import framing
+from evertrain.mindio.framing import MAX_FRAME
+
 VERSION = 1
-MAX_FRAME = 10 * 1024 * 1024
-MAX_HELLO = 1024 * 1024
-"""A stranger may not make us keep more than this."""
 PRELUDE = "prelude/"
 """Prefix of the store's keys that belong to no generation and stay for the life of the job: what ranks agreed on
 before training."""
 STATE = "state"
 """The part of the training state that every rank holds; the only one unless the state is sharded."""
-_LENGTH = struct.Struct(">I")
 _Word = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """What fits into a word of a board."""
-
-
-class ProtocolError(Exception):
-    """The peer does not speak this protocol; the link must be closed."""
 
 
 class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -535,62 +527,14 @@ def spans(ranks: list[int]) -> list[tuple[int, int]]:
     return result
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, AnyMessage])
 
 
-def encode(serial: int, message: msgspec.Struct | msgspec.Raw) -> bytes:
-    body = _encoder.encode((serial, message))
-    if len(body) > MAX_FRAME:
-        raise ProtocolError(f"{type(message).__name__} has {len(body)} bytes; a frame may have {MAX_FRAME}")
-    return _LENGTH.pack(len(body)) + body
-
-
-def prepare(message: msgspec.Struct) -> msgspec.Raw:
-    """Encode a message once that goes out on many links; only the serials differ."""
-    return msgspec.Raw(_encoder.encode(message))
-
-
-class FrameReader:
-    """Turns a stream of bytes into messages. Feed it what arrives; it keeps the rest and drops duplicates."""
+class FrameReader(framing.FrameReader):
+    """Reads these messages."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any] = _decoder, limit: int = MAX_FRAME) -> None:
-        self._decoder = decoder
-        self.limit = limit
-        """Bytes that a frame may have; less for a peer that has not shown its token yet."""
-        self._buffer = bytearray()
-        self._last = 0
-
-    def feed(self, data: bytes) -> list[Any]:
-        self._buffer += data
-        messages: list[Any] = []
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > self.limit:
-                raise ProtocolError(f"a frame of {length} bytes was announced; {self.limit} is the limit")
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            try:
-                serial, message = self._decoder.decode(memoryview(self._buffer)[_LENGTH.size : end].tobytes())
-            except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-                raise ProtocolError(f"a frame could not be read: {error}") from None
-            del self._buffer[:end]
-            if serial > self._last:
-                self._last = serial
-                messages.append(message)
-        return messages
-
-
-class FrameWriter:
-    """Numbers and encodes the messages of one direction of a link."""
-
-    def __init__(self) -> None:
-        self._serial = 0
-
-    def frame(self, message: msgspec.Struct | msgspec.Raw) -> bytes:
-        self._serial += 1
-        return encode(self._serial, message)
+        super().__init__(decoder, limit)
 
 
 def replace(hello: Hello, **changes: Any) -> Hello:

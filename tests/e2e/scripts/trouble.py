@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from evertrain.mindio import framing
 from evertrain.torch import Training
 
 trouble, *rest = sys.argv[1:]
@@ -91,7 +92,7 @@ def train():
             knock(os.urandom(4096))
             knock(b"\xff\xff\xff\xff" + b"x" * 100)
             hello = protocol.Hello(version=protocol.VERSION, token=token, role="rank", rank=1)
-            print("answer:", protocol.FrameReader().feed(knock(protocol.FrameWriter().frame(hello))), flush=True)
+            print("answer:", protocol.FrameReader().feed(knock(framing.FrameWriter().frame(hello))), flush=True)
         if trouble == "slow-step" and rank == 1 and step == 8:
             with training.slow("evaluate"):
                 time.sleep(3)

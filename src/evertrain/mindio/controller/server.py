@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.controller.clocks import Clocks
 from evertrain.mindio.controller.machine import (
     Action,
@@ -43,8 +43,6 @@ from evertrain.mindio.controller.machine import (
 )
 from evertrain.mindio.controller.store import GenerationStore
 from evertrain.mindio.protocol import (
-    MAX_FRAME,
-    MAX_HELLO,
     PRELUDE,
     Hello,
     Message,
@@ -58,7 +56,7 @@ from evertrain.mindio.tls_stream import HANDSHAKE, HandshakeError, TlsStream
 
 log = logging.getLogger(__name__)
 
-MAX_BACKLOG = 4 * protocol.MAX_FRAME
+MAX_BACKLOG = 4 * framing.MAX_FRAME
 """Bytes that may wait for a peer that does not read before its link is given up."""
 
 
@@ -87,8 +85,8 @@ class Link(asyncio.BufferedProtocol):
 
     def __init__(self, server: Host) -> None:
         self._server = server
-        self._reader = protocol.FrameReader(limit=MAX_HELLO)
-        self._writer = protocol.FrameWriter()
+        self._reader = protocol.FrameReader(limit=framing.MAX_HELLO)
+        self._writer = framing.FrameWriter()
         self._tls: TlsStream | None = None
         self._untouched = True
         """Nothing has arrived yet."""
@@ -107,7 +105,7 @@ class Link(asyncio.BufferedProtocol):
             return
         try:
             self._write(self._writer.frame(message))
-        except protocol.ProtocolError as error:
+        except framing.ProtocolError as error:
             log.error("a message to %s was not sent: %s", self.name, error)
             return
         if transport.get_write_buffer_size() > MAX_BACKLOG:
@@ -184,7 +182,7 @@ class Link(asyncio.BufferedProtocol):
             messages = self._reader.feed(data)
         except HandshakeError as error:
             return self._refuse_tls(error)
-        except protocol.ProtocolError as error:
+        except framing.ProtocolError as error:
             return self.close(str(error))
         for message in messages:
             if self._transport is None or self._transport.is_closing():
@@ -238,7 +236,7 @@ class Link(asyncio.BufferedProtocol):
             return self.refuse(refusal if isinstance(refusal, Refused) else Refused(reason=refusal))
         assert isinstance(message, Hello)
         self.hello = message
-        self._reader.limit = MAX_FRAME
+        self._reader.limit = framing.MAX_FRAME
         self._server.introduced(self, message)
 
     def refuse(self, refusal: Refused) -> None:
@@ -478,7 +476,7 @@ class Server:
                         continue
                     if order is not message or prepared is None:
                         # Most orders go to all ranks, and the list of members in them is as long as the job is big.
-                        message, prepared = order, protocol.prepare(order)
+                        message, prepared = order, framing.prepare(order)
                     link.send(prepared)
                 case ToControl(number, order):
                     if number in self._controls:
@@ -504,7 +502,7 @@ class Server:
             event, incident = order.record.get("event"), order.record.get("incident", "")
             for_all = event in ("incident", "warning") or (event == "fault" and incident != self._announced)
             self._announced = incident if event == "fault" else self._announced
-        prepared = protocol.prepare(order)
+        prepared = framing.prepare(order)
         for agent in self._agents.values():
             if for_all or (agent.hello is not None and agent.hello.records):
                 agent.send(prepared)

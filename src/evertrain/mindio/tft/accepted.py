@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing
 from evertrain.mindio.tft import messages
 from evertrain.mindio.tft.messages import AnyMessage, Hello, Refused
 from evertrain.mindio.tft.requests import Event, FromLink
@@ -22,7 +22,7 @@ from evertrain.mindio.tls_stream import HANDSHAKE, HandshakeError, TlsStream
 
 log = logging.getLogger(__name__)
 
-MAX_BACKLOG = 4 * protocol.MAX_FRAME
+MAX_BACKLOG = 4 * framing.MAX_FRAME
 """Bytes that may wait for a peer that does not read before its link is given up."""
 HELLO_PATIENCE = 10.0
 """Seconds in which a peer has to say who it is."""
@@ -45,8 +45,8 @@ class Host(Protocol):
 class Link(asyncio.Protocol):
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._reader = protocol.FrameReader(messages.decoder, limit=protocol.MAX_HELLO)
-        self._writer = protocol.FrameWriter()
+        self._reader = framing.FrameReader(messages.decoder, limit=framing.MAX_HELLO)
+        self._writer = framing.FrameWriter()
         self._tls: TlsStream | None = None
         self._untouched = True
         self._refused = False
@@ -63,7 +63,7 @@ class Link(asyncio.Protocol):
             return
         try:
             data = self._writer.frame(message)
-        except protocol.ProtocolError as error:
+        except framing.ProtocolError as error:
             log.error("a message to %s was not sent: %s", self.name, error)
             return
         if self._tls is not None:
@@ -107,7 +107,7 @@ class Link(asyncio.Protocol):
             received = self._reader.feed(data)
         except HandshakeError as error:
             return self._refuse_tls(error)
-        except protocol.ProtocolError as error:
+        except framing.ProtocolError as error:
             return self.close(str(error))
         for message in received:
             if self._transport is None or self._transport.is_closing():
@@ -158,7 +158,7 @@ class Link(asyncio.Protocol):
             return self.close(reason)
         assert isinstance(message, Hello)
         self.greeted, self.name = True, f"rank {message.rank}"
-        self._reader.limit = protocol.MAX_FRAME
+        self._reader.limit = framing.MAX_FRAME
         if not message.ip:
             message = msgspec.structs.replace(message, ip=self._address)
         self._host.feed(FromLink(self._number, message))

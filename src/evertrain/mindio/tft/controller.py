@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing
 from evertrain.mindio.tft.accepted import Link
 from evertrain.mindio.tft.machine import Machine
 from evertrain.mindio.tft.messages import AnyMessage, Hello
@@ -179,7 +179,7 @@ class Controller:
         for action in actions:
             match action:
                 case Send(links, message):
-                    order: Any = protocol.prepare(message) if len(links) > 1 else message
+                    order: Any = framing.prepare(message) if len(links) > 1 else message
                     for number in links:
                         if (link := self._links.get(number)) is not None:
                             link.send(order)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing
 from evertrain.mindio.tft import messages
 from evertrain.mindio.tft.messages import Hello, Message, Refused, Welcome
 
@@ -53,7 +53,7 @@ def connect(
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=address[0] if context.check_hostname else None)
         deadline = time.monotonic() + WELCOME
-        writer, reader = protocol.FrameWriter(), protocol.FrameReader(messages.decoder)
+        writer, reader = framing.FrameWriter(), framing.FrameReader(messages.decoder)
         sock.sendall(writer.frame(hello))
         pending: list[Any] = []
         while not pending:
@@ -66,7 +66,7 @@ def connect(
         if isinstance(first, Refused):
             raise NotWelcome(first.reason, first.passive)
         if not isinstance(first, Welcome):
-            raise protocol.ProtocolError(f"expected a welcome, got {type(first).__name__}")
+            raise framing.ProtocolError(f"expected a welcome, got {type(first).__name__}")
         sock.setblocking(False)
         return Link(sock, writer, reader, rest), first
     except BaseException:
@@ -76,7 +76,7 @@ def connect(
 
 class Link:
     def __init__(
-        self, sock: socket.socket, writer: protocol.FrameWriter, reader: protocol.FrameReader, pending: list[Any]
+        self, sock: socket.socket, writer: framing.FrameWriter, reader: framing.FrameReader, pending: list[Any]
     ) -> None:
         self._socket = sock
         self._writer = writer
@@ -136,7 +136,7 @@ class Link:
             for message in self._pending:
                 self._on_message(message)
             self._loop()
-        except (OSError, protocol.ProtocolError):
+        except (OSError, framing.ProtocolError):
             pass
         finally:
             with self._lock:

@@ -1,6 +1,6 @@
 """What a controller and its processors say to each other in the callback interface.
 
-Frames are those of `evertrain.mindio.protocol`: a length and a msgpack array `[serial, message]`, typed and validated,
+Frames are those of `evertrain.mindio.framing`: a length and a msgpack array `[serial, message]`, typed and validated,
 nothing ever unpickled. A link opens with `Hello`, which the controller answers by `Welcome` or `Refused`.
 
 Every order carries `sn`, the serial number of the controller's action. A processor carries an order out if its number

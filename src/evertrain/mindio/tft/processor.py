@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from evertrain.mindio import protocol, tls
+from evertrain.mindio import framing, tls
 from evertrain.mindio.tft import environment, link, messages
 from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.log import logger
@@ -230,7 +230,7 @@ class Processor:
                 try:
                     self._open(address, deadline)
                     return
-                except (OSError, link.NotWelcome, protocol.ProtocolError) as error:
+                except (OSError, link.NotWelcome, framing.ProtocolError) as error:
                     reason = f"{address[0]}:{address[1]}: {tls.reason(error)}"
                     if not self._ever_registered and _is_final(error):
                         raise StartFailed(reason) from None
