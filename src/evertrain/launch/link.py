@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.asynclink import AsyncLink, LinkError, NotNow
 from evertrain.mindio.timing import Timing
 
@@ -110,12 +110,15 @@ class Uplink:
             await asyncio.sleep(_RETRY)
 
     async def _try(self, address: str, deadline: float) -> None:
-        host, _, port = address.rpartition(":")
+        try:
+            target = protocol.address(address)
+        except framing.ProtocolError as error:
+            raise NotNow(str(error)) from None
         left = max(deadline - time.monotonic(), 0.01)
         timeout = min(left, max(self._timing.bound, 2.0)) if self._may_search else left
         hello = self._hello()
         hello = protocol.replace(hello, epoch=self.epoch)
-        link, welcome = await AsyncLink.open((host, int(port)), hello, self._receive, self._lost, timeout, self._tls)
+        link, welcome = await AsyncLink.open(target, hello, self._receive, self._lost, timeout, self._tls)
         if welcome.epoch < self.epoch:
             link.close()
             raise NotNow(f"the controller at {address} is of the past")

@@ -168,9 +168,8 @@ class Processor:
 
     def _learn(self, controllers: Sequence[str]) -> None:
         for text in controllers:
-            host, _, port = text.rpartition(":")
-            if (host, int(port)) not in self._addresses:
-                self._addresses.append((host, int(port)))
+            if (address := protocol.address(text)) not in self._addresses:
+                self._addresses.append(address)
 
     def _find(self, patience: float) -> _Opened:
         """Go round the addresses until one accepts this rank."""
@@ -325,8 +324,7 @@ class Processor:
         elif isinstance(message, protocol.Pause):
             self.on_pause(message)
         elif isinstance(message, protocol.Controllers):
-            self._addresses = []
-            self._learn(message.addresses)
+            self._addresses = list(dict.fromkeys(map(protocol.address, message.addresses))) or self._addresses
         elif isinstance(message, protocol.StoreReply):
             with self._waiting_lock:
                 answer = self._waiting.get(message.request)

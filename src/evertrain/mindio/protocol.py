@@ -537,6 +537,14 @@ class FrameReader(framing.FrameReader):
         super().__init__(decoder, limit)
 
 
+def address(text: str) -> tuple[str, int]:
+    """The `host:port` of a controller."""
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise framing.ProtocolError(f"{text!r} is no address of a controller")
+    return host, int(port)
+
+
 def replace(hello: Hello, **changes: Any) -> Hello:
     return msgspec.structs.replace(hello, **changes)
 
