@@ -73,8 +73,11 @@ def test_a_shard_with_flipped_bits_is_found_out(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_without_a_copy_of_a_shard_all_load_the_checkpoint_online(tmp_path: Path) -> None:
-    """Rank 1 is lost, and rank 3, the other holder of its shard, dies when it is about to send it."""
-    faults = (f"kill@step={FAULT_STEP},rank=1,phase=forward", f"kill@step={FAULT_STEP},rank=3,phase=repair")
+    """Rank 1 is lost, and rank 3, the other holder of its shard, dies when it is about to send it.
+
+    Who gets to the update has the gradients of all ranks, so all of them have completed the step before.
+    """
+    faults = (f"kill@step={FAULT_STEP},rank=1,phase=optimizer", f"kill@step={FAULT_STEP},rank=3,phase=repair")
     result = harness.run(*STEPS, EVERY, f"--checkpoint-dir={tmp_path}", faults=faults)
     harness.assert_same_end(result, *STEPS)
     (incident,) = result.incidents
@@ -86,7 +89,7 @@ def test_without_a_copy_of_a_shard_all_load_the_checkpoint_online(tmp_path: Path
 @pytest.mark.matrix
 def test_one_copy_only_means_the_checkpoint(tmp_path: Path) -> None:
     args = (*STEPS, "--replica-cnt=1")
-    fault = f"kill@step={FAULT_STEP},rank=2,phase=backward"
+    fault = f"kill@step={FAULT_STEP},rank=2,phase=optimizer"
     result = harness.run(*args, EVERY, f"--checkpoint-dir={tmp_path}", faults=(fault,))
     harness.assert_same_end(result, *args)
     (incident,) = result.incidents
