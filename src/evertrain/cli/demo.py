@@ -109,7 +109,8 @@ def _demo(script: Path, args: argparse.Namespace, folder: Path) -> int:
     if same:
         print(
             "   The killed process lost its memory, the training lost nothing: not one bit of the weights, the\n"
-            "   optimizer's state or the learning rate differs, and every step used the same samples."
+            "   optimizer's state or the learning rate differs, and every step used the same samples.\n\n"
+            "   Next: docs/getting-started.md changes a script of yours; `evertrain launch --help` has the options."
         )
     return 0 if same else 1
 

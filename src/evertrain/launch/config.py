@@ -51,6 +51,7 @@ class LaunchConfig:
     elastic: int
     """With how few ranks the job may go on; 0 if it waits for all."""
     checkpoint_dir: str | None
+    checkpoint_every: int
     events: str | None
     poll: float
     faults: tuple[faultspec.FaultSpec, ...]
@@ -161,6 +162,7 @@ def build(
         park=values["park"],
         elastic=_elastic(values["elastic"], world_size),
         checkpoint_dir=os.path.abspath(checkpoint_dir) if checkpoint_dir else None,
+        checkpoint_every=values["checkpoint_every"],
         events=_events(values["events"]) if not print_config else values["events"],
         poll=values["poll"] or (0.002 if local_size <= MANY_PROCESSES else 0.005),
         faults=tuple(_fault(text, world_size) for text in values["fault"]),

@@ -137,6 +137,11 @@ OPTIONS: tuple[Option, ...] = (
         help="directory of the checkpoints, handed to the script as EVERTRAIN_CHECKPOINT_DIR",
     ),
     own(
+        "checkpoint_every", RECOVERY, convert=int, default=0, check=_not_negative, metavar="STEPS",
+        help="steps between periodic checkpoints if the script does not say so, handed to it as "
+        "EVERTRAIN_CHECKPOINT_EVERY (default 0: none but the last one before a job is ended or restarted)",
+    ),
+    own(
         "events", RECOVERY, metavar="FILE",
         help="append what happens to this file, for `evertrain timeline`; on several nodes the one with the controller "
         "in charge writes it",

@@ -271,6 +271,8 @@ class Spawner:
             environment[GLOO_HOST] = self.host
         if config.checkpoint_dir:
             environment["EVERTRAIN_CHECKPOINT_DIR"] = config.checkpoint_dir
+        if config.checkpoint_every:
+            environment["EVERTRAIN_CHECKPOINT_EVERY"] = str(config.checkpoint_every)
         error_file = self._outputs.error_file(rank)
         if error_file:
             environment["TORCHELASTIC_ERROR_FILE"] = error_file

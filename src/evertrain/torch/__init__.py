@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evertrain.torch.training import Training
+    from evertrain.torch.values import Values
 
-__all__ = ["Training"]
+__all__ = ["Training", "Values"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Values":
+        from evertrain.torch.values import Values
+
+        return Values
     if name in __all__:
         from evertrain.torch import link, training
 

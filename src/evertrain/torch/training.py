@@ -67,7 +67,7 @@ class Training:
         extra: further objects with `state_dict` and `load_state_dict`, by name; they must be the same on all ranks.
         seed: seed of the random numbers; by default the one of `torch.manual_seed`. Rank 0's counts for all.
         checkpoint_dir: where periodic and dying-gasp checkpoints go, and where a start looks for the newest one.
-        checkpoint_every: steps between periodic checkpoints; 0 for none.
+        checkpoint_every: steps between periodic checkpoints; 0 for what the launcher was told, by default none.
         keep: how many checkpoints are kept.
         sharded: cut the optimizer's state into shards (ZeRO-1). Each rank updates one, the weights are then gathered.
         replica_cnt: how many ranks hold each shard; the number of ranks must be a multiple of it.
@@ -94,13 +94,14 @@ class Training:
             link.open_link()  # from here on the controller knows that the script trains, and whose mistake an exit is
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise UsageError(link.NO_DDP)
+        checkpoint_every = checkpoint_every or int(os.environ.get("EVERTRAIN_CHECKPOINT_EVERY", "0"))
         if checkpoint_every < 0:
             raise UsageError(f"checkpoint_every must not be negative: {checkpoint_every}")
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         directory = checkpoint_dir or os.environ.get("EVERTRAIN_CHECKPOINT_DIR")
         if checkpoint_every and not directory:
-            raise UsageError("checkpoint_every needs a checkpoint_dir")
+            raise UsageError("checkpoint_every needs a checkpoint_dir (or `evertrain launch --ft-checkpoint-dir`)")
         self._every = checkpoint_every
         seed = torch.initial_seed() if seed is None else seed
         self._state = TrainingState(model, optimizer, scheduler, scaler, extra, seed)
