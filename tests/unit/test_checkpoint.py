@@ -383,7 +383,7 @@ def test_whenever_the_writer_is_killed_a_good_one_is_found(tmp_path):
         assert step >= newest and (tree["w"] == step).all()
         assert store.newest_step() == step, "a file under its final name is whole"
         newest = step
-    assert newest > 5
+    assert newest > 1
 
 
 def test_temporary_files_of_living_writers_and_other_hosts_stay(tmp_path):
