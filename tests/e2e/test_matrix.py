@@ -23,7 +23,9 @@ Cell = tuple[str, str, int]  # kind, phase, victim
 
 # Every kind, and every phase and victim at least once.
 QUICK: dict[str, list[Cell]] = {
-    "processes end": [("kill", "allreduce", 0), ("exit", "data", 3), ("kill", "optimizer", 1), ("segv", "checkpoint", 0)],
+    "processes end": [
+        ("kill", "allreduce", 0), ("exit", "data", 3), ("kill", "optimizer", 1), ("segv", "checkpoint", 0),
+    ],
     "processes live": [("exception", "backward", 0), ("uce", "forward", 1), ("hccl", "allreduce", 3)],
     "processes stand still": [("stop", "forward", 1), ("gil", "backward", 1), ("hang", "forward", 3)],
     "a copy is bad": [("corrupt", "backward", 1)],
