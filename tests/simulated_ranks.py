@@ -307,12 +307,16 @@ class Cluster:
 
     def can_step(self, rank: Rank) -> bool:
         """All members of a generation complete a step together, so nobody is ahead by more than one."""
-        return rank.place == "inside" and not rank.deaf and all(
-            peer.alive
-            and not peer.deaf
-            and peer.generation == rank.generation
-            and ((peer.place == "inside" and peer.step >= rank.step) or (peer.step > rank.step))
-            for peer in (self.ranks[member] for member in rank.members)
+        return (
+            rank.place == "inside"
+            and not rank.deaf
+            and all(
+                peer.alive
+                and not peer.deaf
+                and peer.generation == rank.generation
+                and ((peer.place == "inside" and peer.step >= rank.step) or (peer.step > rank.step))
+                for peer in (self.ranks[member] for member in rank.members)
+            )
         )
 
     def boot(self, rank: Rank) -> None:

@@ -58,10 +58,11 @@ def test_state_lost_in_living_processes_is_loaded_online(tmp_path) -> None:
     assert any(incident["steps_lost"] == 2 for incident in result.incidents), result.explain()
 
 
-def test_giving_up_says_the_first_cause_last(tmp_path) -> None:
+def test_an_error_that_comes_again_and_again_ends_the_job_and_is_said_last(tmp_path) -> None:
     faults = ("exception@step=5,rank=2,phase=forward,times=200",)
     result = harness.run(*ARGS, faults=faults, ft=("--max-restarts=1",))
-    assert result.code == 3, result.explain()
+    assert result.code == 1, result.explain()
+    assert "the same error at step 5 again and again: an error of the script" in result.err, result.explain()
     assert not result.ranks
     last = "\n".join(result.err.strip().splitlines()[-4:])
     assert "rank 2" in last and "InjectedFault" in last, result.explain()

@@ -38,9 +38,7 @@ class Job:
 
     def begin(self, *order: str) -> subprocess.Popen[str]:
         command = [*CTL, f"--events={self.events_file}", *order]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-        )
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
     def order(self, *order: str, code: int = 0) -> str:
         return answer(self.begin(*order), code)

@@ -241,11 +241,11 @@ def test_giving_up_names_the_first_cause() -> None:
         for each in job.ranks.values():
             if each.step < 2 and job.can_step(each):
                 each.complete_step()
-    assert job.end is not None and job.end.code == 3
+    assert job.end is not None and job.end.code == 1 and job.machine.restarts == 0
+    assert job.dumps, "what there is was written first"
     assert job.end.cause == "rank 2: exception: ValueError: always at step 2"
     decisions = [record["decision"] for record in job.records if record["event"] == "decision"]
-    assert decisions == ["retry", "retry", "recover-in-place", "recover-in-place", "restart", "exit"]
-    assert job.machine.restarts == 1
+    assert decisions == ["retry", "retry", "recover-in-place", "exit"]
 
 
 def test_different_models_end_the_job_with_the_names_of_the_ranks() -> None:
@@ -329,6 +329,37 @@ def test_its_broken_link_does_not_hide_the_script_error() -> None:
     job.feed(exit_of(1, code=1))
     assert job.end is not None and job.end.code == 1
     assert len(job.spawns) == 2
+
+
+def test_a_typo_in_the_first_step_ends_the_job_after_one_retry() -> None:
+    job = Cluster(2, max_restarts=3)
+    job.hello()
+    job.quiesce(train=False)
+    for _ in range(2):
+        for rank in job.ranks.values():
+            rank.fail("exception", "NameError: typo")
+        job.quiesce(train=False)
+    assert job.end is not None and job.end.code == 1 and len(job.spawns) == 2
+    assert "NameError: typo" in job.end.cause
+
+
+def test_an_import_error_is_not_restarted_unless_somebody_wants_it() -> None:
+    job = Cluster(2, max_restarts=3, restarts_asked=False)
+    job.hello()
+    job.feed(exit_of(1, 0, code=1))
+    assert job.end is not None and job.end.code == 1 and len(job.spawns) == 2
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_nobody_begins_at_step_0_again_unless_somebody_wants_it(asked: bool) -> None:
+    job = Cluster(2, max_restarts=3, restarts_asked=asked).started()
+    job.train(3)
+    for rank in list(job.ranks.values()):
+        job.end_process(rank, -9)
+    job.settle()
+    assert job.end is not None and job.end.code == (0 if asked else 1)
+    if not asked:
+        assert "begin at step 0 again" in job.end.reason
 
 
 @pytest.mark.parametrize(("max_restarts", "code"), [(0, 1), (2, 3)])

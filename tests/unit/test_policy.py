@@ -16,6 +16,7 @@ from evertrain.mindio.controller.policy import (
     Situation,
     after_failed_attempt,
     decide,
+    rank_list,
 )
 from evertrain.mindio.protocol import FAULT_KINDS, Fault
 
@@ -44,9 +45,47 @@ def test_the_first_answer_to_every_kind(kind: str) -> None:
     assert "rank 1" in decision.explanation
 
 
-def test_a_rank_that_raises_at_the_same_step_again_and_again() -> None:
-    strategies = ladder(Fault(kind="exception", rank=1), RUNNING, 6)
+def test_a_rank_that_raises_the_same_at_the_same_step_again_and_again_is_an_error_of_the_script() -> None:
+    fault, history = Fault(kind="exception", rank=1, detail="ValueError: typo"), History()
+    for expected in (RETRY, RETRY, RECOVER_IN_PLACE):
+        decision = decide(fault, RUNNING, history)
+        assert decision.strategy == expected and not decision.script
+        history.note(fault, RUNNING, decision)
+    decision = decide(fault, RUNNING, history)
+    assert decision.strategy == EXIT and decision.script
+    assert "the same error at step 12 again and again: an error of the script" in decision.explanation
+
+
+def test_different_errors_at_the_same_step_take_the_whole_ladder() -> None:
+    history, strategies, situation = History(), [], RUNNING
+    for number in range(6):
+        fault = Fault(kind="exception", rank=1, detail=f"OSError: {number}")
+        decision = decide(fault, situation, history)
+        history.note(fault, situation, decision)
+        strategies.append(decision.strategy)
+        if decision.strategy == RESTART:
+            situation = replace(situation, restarts_used=1)
     assert strategies == [RETRY, RETRY, RECOVER_IN_PLACE, RECOVER_IN_PLACE, RESTART, EXIT]
+
+
+def test_nobody_is_replaced_when_all_ranks_raise_the_same() -> None:
+    """A replacement of all would lose the state and change nothing."""
+    history = History()
+    for _ in range(2):
+        for rank in range(4):
+            fault = Fault(kind="exception", rank=rank, detail="ValueError: typo")
+            decision = decide(fault, RUNNING, history)
+            assert decision.strategy == RETRY
+            history.note(fault, RUNNING, decision)
+    assert decide(Fault(kind="exception", rank=2, detail="ValueError: typo"), RUNNING, history).script
+    other = decide(Fault(kind="exception", rank=2, detail="OSError: disk"), RUNNING, history)
+    assert other.strategy == RECOVER_IN_PLACE
+
+
+def test_an_exception_before_the_first_completed_step_is_retried_once() -> None:
+    fault, first = Fault(kind="exception", rank=1, detail="NameError: x"), replace(RUNNING, step=0, completed=False)
+    assert ladder(fault, first, 2) == [RETRY, EXIT]
+    assert ladder(Fault(kind="hccl", rank=1), first, 2) == [RETRY, RETRY]
 
 
 def test_a_rank_that_dies_at_the_same_step_again_and_again() -> None:
@@ -60,12 +99,13 @@ def test_another_step_or_another_rank_begins_at_the_top() -> None:
         history.note(fault, RUNNING, decide(fault, RUNNING, history))
     assert decide(Fault(kind="exception", rank=1), replace(RUNNING, step=13), history).strategy == RETRY
     assert decide(Fault(kind="exception", rank=2), RUNNING, history).strategy == RETRY
-    assert decide(Fault(kind="exception", rank=1), RUNNING, history).strategy == RESTART
+    assert decide(Fault(kind="exception", rank=1), RUNNING, history).strategy == EXIT
 
 
 def test_a_single_rank_has_nobody_to_be_repaired_from() -> None:
     alone = replace(RUNNING, world_size=1)
-    assert ladder(Fault(kind="exception", rank=0), alone, 3) == [RETRY, RETRY, RESTART]
+    assert ladder(Fault(kind="hccl", rank=0), alone, 3) == [RETRY, RETRY, RESTART]
+    assert ladder(Fault(kind="exception", rank=0), alone, 3) == [RETRY, RETRY, EXIT]
 
 
 def test_failed_starts() -> None:
@@ -90,6 +130,17 @@ def test_a_script_without_training_is_restarted_like_by_torchrun() -> None:
     fault = Fault(kind="exit", rank=0, exit_code=1)
     assert ladder(fault, plain, 2) == [RESTART, EXIT]
     assert ladder(fault, replace(plain, max_restarts=0), 1) == [EXIT]
+
+
+def test_a_script_that_ends_itself_without_training_is_not_restarted_unasked() -> None:
+    plain = replace(RUNNING, starting=True, trained=False, protected=False, asked=False)
+    decision = decide(Fault(kind="exit", rank=0, exit_code=2), plain, History())
+    assert decision.strategy == EXIT and decision.script and "an error of the script" in decision.explanation
+    assert decide(Fault(kind="exit", rank=0, exit_code=-9), plain, History()).strategy == RESTART
+
+
+def test_ranks_in_words() -> None:
+    assert rank_list([0, 1, 2, 3, 6]) == "0-3, 6"
 
 
 def test_a_failure_after_the_end_of_the_training() -> None:

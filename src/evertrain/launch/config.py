@@ -76,6 +76,11 @@ class LaunchConfig:
     print_config: bool = False
 
     @property
+    def restarts_asked(self) -> bool:
+        """Was the number of restarts given, rather than left to the default?"""
+        return self.sources["max_restarts"] != "default"
+
+    @property
     def first_rank(self) -> int:
         return self.node_rank * self.local_size
 

@@ -31,6 +31,7 @@ async def serve(options: dict[str, Any]) -> int:
             options["world_size"],
             Timing(**options["timing"]),
             max_restarts=options["max_restarts"],
+            restarts_asked=options["restarts_asked"],
             elastic=options["elastic"],
             wall_offset=time.time() - time.monotonic(),
         )

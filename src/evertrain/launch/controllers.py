@@ -62,6 +62,7 @@ def _machine(config: LaunchConfig) -> Machine:
         config.world_size,
         config.timing,
         max_restarts=config.max_restarts,
+        restarts_asked=config.restarts_asked,
         wall_offset=time.time() - time.monotonic(),
         nnodes=config.nnodes,
         node_loss=config.node_loss,
@@ -134,6 +135,7 @@ class _Pair:
             "world_size": config.world_size,
             "timing": dataclasses.asdict(config.timing),
             "max_restarts": config.max_restarts,
+            "restarts_asked": config.restarts_asked,
             "elastic": config.elastic,
             "peer": peer,
         }

@@ -339,4 +339,3 @@ class Processor:
                 # Before the message can be taken: who takes it may rely on the interruption having been made.
                 self.on_stop()
             self._inbox.put(message)
-

@@ -50,6 +50,7 @@ from evertrain.torch.unprotected import Unprotected
 P = ParamSpec("P")
 T = TypeVar("T")
 
+
 class MicroBatches(list[Any]):
     """The batches of one step with gradient accumulation."""
 

@@ -1,6 +1,6 @@
 """The example, with a step that rank 0 alone completes: rank 3 dies in its gathering, ranks 1 and 2 break off.
 
-    half_gathered.py FOLDER STEP arguments of the example...
+half_gathered.py FOLDER STEP arguments of the example...
 """
 
 import os

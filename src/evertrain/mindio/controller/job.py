@@ -49,6 +49,7 @@ class Job(ABC):
         can_dump: bool,
         wall_offset: float,
         elastic: int = 0,
+        restarts_asked: bool = True,
     ) -> None:
         if world_size < 1:
             raise ValueError(f"a job has at least one rank, not {world_size}")
@@ -61,6 +62,8 @@ class Job(ABC):
         """With how few ranks the job may go on while others are missing; 0 if it has to wait for all."""
         self.timing = timing
         self.max_restarts = max_restarts
+        self.restarts_asked = restarts_asked
+        """Somebody wants these restarts, even if one begins at step 0; otherwise their number is the default."""
         self.can_dump = can_dump
         self.wall_offset = wall_offset
         self.state: State = Idle()
@@ -93,6 +96,8 @@ class Job(ABC):
         self._pauses = 0
         self._protected = False
         self._trained = False
+        self._completed = False
+        """Some rank has completed a step."""
         self._attempt = 0
         """Counts the Stops of the job, so that an `Out` that crossed with one can be told from its answer."""
         self._seasoned = 0
@@ -150,6 +155,8 @@ class Job(ABC):
         begins_at_nothing = start is not None and start.fresh and start.step == 0 and self._furthest > 0
         if start is None or (begins_at_nothing and not self._begun_anew):
             return self._nothing_left(start, explanation)
+        if begins_at_nothing and not self.restarts_asked:
+            return self._end(1, self._too_dear(), self._first_cause())
         self._build(start, members, explanation)
 
     def _nothing_left(self, start: plan.Start | None, explanation: str) -> None:
@@ -158,11 +165,19 @@ class Job(ABC):
         if self._incident is None:
             self._list(self._own_fault(first, "repair", explanation), -1, lost=False)
         decision = policy.fallback("no state has survived" if start else explanation, self._situation(first, 0))
+        if start is not None and not self.restarts_asked:
+            decision = Decision(policy.EXIT, self._too_dear())
         self._decided(decision)
         if start is None or decision.strategy == policy.EXIT:
             return self._give_up_on_processes(decision)
         self._count_restart()
         self._gathered()
+
+    def _too_dear(self) -> str:
+        return (
+            "no state has survived and there is no checkpoint (--ft-checkpoint-dir): not restarted, because that would "
+            "begin at step 0 again; --max-restarts N allows it"
+        )
 
     def _build(self, start: plan.Start, members: list[int], explanation: str) -> None:
         self.generation += 1
@@ -228,7 +243,7 @@ class Job(ABC):
     def _give_up_on_processes(self, decision: Decision) -> None:
         now, grace = self._now, self.timing.grace
         purpose = "restart" if decision.strategy == policy.RESTART else "exit"
-        code = 3 if self.restarts else 1
+        code = 3 if self.restarts and not decision.script else 1
         deadline = now + self.timing.stop
         self._close(Closing(purpose, code, decision.explanation, deadline, deadline, now + grace))
 
@@ -305,7 +320,9 @@ class Job(ABC):
             return ""
         first = next((fault for fault in faults if fault.kind not in CONSEQUENCES), faults[0])
         stack = f"{first.stack.rstrip()}\n" if first.stack else ""
-        return f"{stack}rank {first.rank}: {policy.describe(first)}"
+        same = sorted({fault.rank for fault in faults if (fault.kind, fault.detail) == (first.kind, first.detail)})
+        many = f" (the same on ranks {policy.rank_list(same)})" if len(same) > 1 else ""
+        return f"{stack}rank {first.rank}: {policy.describe(first)}{many}"
 
     def _count_restart(self) -> None:
         self.restarts += 1
@@ -383,6 +400,8 @@ class Job(ABC):
             max_restarts=self.max_restarts,
             spare=self._has_replacement(member.rank),
             others=self._others(member.rank),
+            completed=self._completed,
+            asked=self.restarts_asked,
         )
 
     # What happens on purpose, or without everybody: see `planned`.

@@ -116,10 +116,12 @@ class Machine(Succession):
         node_loss: str = WAIT,
         least_nodes: int = 1,
         node_wait: float = DEFAULT_NODE_WAIT,
+        restarts_asked: bool = True,
     ) -> None:
         super().__init__(
-            world_size, timing, max_restarts, can_dump, wall_offset, elastic, nnodes, node_loss, node_wait, least_nodes
-        )
+            world_size, timing, max_restarts, can_dump, wall_offset, elastic, nnodes, node_loss, node_wait, least_nodes,
+            restarts_asked,
+        )  # fmt: skip
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
             Hello: self._on_hello,
             Out: self._on_out,
@@ -294,6 +296,7 @@ class Machine(Succession):
         if before is Place.STARTING:
             self._slowest_start = max(self._slowest_start, self._now - member.ordered_at)
             self._history.reached_training(member.rank)
+        self._completed = self._completed or (self._trained and out.step > self._step)
         self._furthest = max(self._furthest, out.step)
         self._parts.update(out.parts)
         if answered:
@@ -348,11 +351,13 @@ class Machine(Succession):
 
     def _on_resumed(self, member: Member, resumed: Resumed) -> None:
         if isinstance(self.state, Running) and resumed.generation == self.generation:
+            self._completed = True
             self._furthest = max(self._furthest, resumed.step)
             self._can_share = resumed.elastic and self._can_share is not False
             self._resumed(member, self.state)
 
     def _on_finished(self, member: Member, finished: Finished) -> None:
+        self._completed = True
         self._furthest = max(self._furthest, finished.step)
         if not isinstance(self.state, Running) or member.place is not Place.INSIDE:
             return

@@ -34,8 +34,9 @@ class Nodes(Planned):
         node_loss: str,
         node_wait: float,
         least_nodes: int = 1,
+        restarts_asked: bool = True,
     ) -> None:
-        super().__init__(world_size, timing, max_restarts, can_dump, wall_offset, elastic)
+        super().__init__(world_size, timing, max_restarts, can_dump, wall_offset, elastic, restarts_asked)
         if nnodes < 1 or world_size % nnodes:
             raise ValueError(f"{world_size} ranks can't be dealt out to {nnodes} nodes in equal parts")
         if node_loss not in NODE_LOSS:

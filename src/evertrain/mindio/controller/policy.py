@@ -37,6 +37,8 @@ MAX_ATTEMPTS = 3
 class Decision:
     strategy: str
     explanation: str
+    script: bool = False
+    """The script is to blame, whatever was tried before."""
 
     @property
     def severity(self) -> int:
@@ -64,6 +66,10 @@ class Situation:
     """A replacement would be there at once."""
     others: int = 0
     """Ranks that could go on without this one, if they may; 0 if they may not."""
+    completed: bool = True
+    """The job has completed a step since it was started."""
+    asked: bool = True
+    """Somebody has said how many restarts there may be; otherwise it is the default."""
 
 
 @dataclass(slots=True)
@@ -73,8 +79,12 @@ class History:
     retried: Counter[tuple[int, int]] = field(default_factory=Counter)
     replaced: Counter[tuple[int, int]] = field(default_factory=Counter)
     failed_starts: Counter[int] = field(default_factory=Counter)
+    raised: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+    """The exceptions of a rank at a step."""
 
     def note(self, fault: Fault, situation: Situation, decision: Decision) -> None:
+        if fault.kind == "exception":
+            self.raised.setdefault((fault.rank, situation.step), set()).add(describe(fault))
         if situation.starting:
             self.failed_starts[fault.rank] += 1
         elif decision.strategy == RETRY:
@@ -88,6 +98,10 @@ class History:
         if self.retried[rank, step] > 0:
             self.retried[rank, step] -= 1
 
+    def only_raised(self, rank: int, step: int, text: str) -> bool:
+        """Every exception of the rank at this step was this one, and there was one."""
+        return self.raised.get((rank, step)) == {text}
+
     def reached_training(self, rank: int) -> None:
         del self.failed_starts[rank]
 
@@ -97,12 +111,20 @@ def decide(fault: Fault, situation: Situation, history: History) -> Decision:
     who = f"rank {fault.rank}"
     if situation.released:
         return fallback(f"{who} failed after the end of the training ({describe(fault)})", situation)
+    by_itself = fault.kind == "exit" and (fault.exit_code or 0) >= 0
+    if not situation.protected and by_itself and not situation.asked:
+        why = f"{who} ended before any rank came to a training of Evertrain ({describe(fault)})"
+        return Decision(EXIT, f"{why}: an error of the script; --max-restarts N restarts it nevertheless", script=True)
     if not situation.protected:
         return fallback(f"{who} failed ({describe(fault)}) and the script has no training to recover", situation)
-    if situation.starting and not situation.trained and fault.kind == "exit" and (fault.exit_code or 0) >= 0:
-        return Decision(EXIT, f"{who} ended before its first step ({describe(fault)}): an error of the script")
+    if situation.starting and not situation.trained and by_itself:
+        why = f"{who} ended before its first step ({describe(fault)}): an error of the script"
+        return Decision(EXIT, why, script=True)
     if fault.kind == "script":
-        return Decision(EXIT, f"{who}: {describe(fault)}")
+        return Decision(EXIT, f"{who}: {describe(fault)}", script=True)
+    if fault.kind == "exception" and _of_the_script(fault, situation, history):
+        why = f"{who}: the same error at step {situation.step} again and again: an error of the script"
+        return Decision(EXIT, f"{why} ({describe(fault)})", script=True)
     if situation.starting:
         failed = history.failed_starts[fault.rank]
         if failed < MAX_REPLACEMENTS:
@@ -126,6 +148,21 @@ def decide(fault: Fault, situation: Situation, history: History) -> Decision:
             return _without(f"{who} is replaced: {why} ({describe(fault)}); no warm spare is ready", situation)
         return Decision(RECOVER_IN_PLACE, f"{who} is replaced: {why} ({describe(fault)})")
     return fallback(f"{who} fails at step {situation.step} even after {replaced} replacements", situation)
+
+
+def _of_the_script(fault: Fault, situation: Situation, history: History) -> bool:
+    """Is it of no use to try again, because everything that could make a difference was tried?"""
+    step, text = situation.step, describe(fault)
+    key = (fault.rank, step)
+    if not history.only_raised(fault.rank, step, text):
+        return False
+    if not situation.completed:
+        return history.retried[key] > 0
+    if history.replaced[key]:
+        return True
+    # A new process helps if one of them is broken; if all say the same, it costs the state and changes nothing.
+    everybody = all(history.only_raised(rank, step, text) for rank in range(situation.world_size))
+    return everybody and history.retried[key] >= MAX_RETRIES
 
 
 def in_background(fault: Fault, history: History) -> Decision:
@@ -177,3 +214,14 @@ def _without(why: str, situation: Situation) -> Decision:
 
 def _ordinal(number: int) -> str:
     return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def rank_list(ranks: list[int]) -> str:
+    """`0-3, 6`, from ranks in order."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

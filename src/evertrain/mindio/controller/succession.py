@@ -102,7 +102,7 @@ class Succession(Nodes):
         self._furthest = max([memo.furthest, *(hello.step for hello in hellos)])
         self._protected = memo.protected or bool(hellos)
         self._trained = memo.trained or any(_has_trained(hello) for hello in hellos)
-        self._begun_anew = not self._trained
+        self._begun_anew, self._completed = not self._trained, self._trained
         self._can_share, self._pauses = memo.can_share, memo.pauses
         self._parts = set(memo.parts)
         self._aside = set(memo.aside)
