@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from evertrain.torch.errors import NO_STEPS, NOT_RESILIENT
 from tests.e2e import harness
 
 ARGS = (f"--steps={harness.STEPS}",)
@@ -20,23 +24,56 @@ def test_a_script_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "says", "line"),
     [
-        ("meta", "is on the meta device"),
-        ("no-sampler", "DistributedSampler"),
-        pytest.param("generator", "can be read only once", marks=pytest.mark.matrix),
-        ("different-models", "rank 2"),
-        pytest.param("ddp", "give Training the bare module", marks=pytest.mark.matrix),
-        ("before-training", "the data set is not where it should be"),
-        pytest.param("bad-extra", "has no state_dict()", marks=pytest.mark.matrix),
+        ("meta", "and initialise it) before it is given to Training", "training = Training("),
+        ("no-sampler", "sampler=loader.sampler if each rank already has data of its own", "for step, (batch,) in"),
+        pytest.param("generator", "can be read only once", "for step, (batch,) in", marks=pytest.mark.matrix),
+        pytest.param("ddp", "give Training the bare module", "DistributedDataParallel(", marks=pytest.mark.matrix),
+        pytest.param("bad-extra", "has no state_dict()", "training = Training(", marks=pytest.mark.matrix),
+        ("not-resilient", NOT_RESILIENT, "for step, (batch,) in"),
+        pytest.param("not-resilient-no-steps", NOT_RESILIENT, "training.model(batch)", marks=pytest.mark.matrix),
+        ("no-steps", NO_STEPS, "optimizer.step()"),
     ],
 )
-def test_a_mistake_in_the_script_ends_the_job_with_the_cause(kind: str, says: str) -> None:
+def test_a_mistake_is_told_once_and_whole_with_the_place_in_the_script(kind: str, says: str, line: str) -> None:
+    result = trouble(kind)
+    assert result.code == 1, result.explain()
+    _, found, cause = result.err.rpartition("evertrain: the job has failed: ")
+    assert found and says in cause, result.explain()
+    assert result.err.count(says) == 1, result.explain()
+    assert line in cause and str(harness.TROUBLE) in cause, result.explain()
+    assert "Traceback" not in result.err and "/evertrain/torch/" not in result.err, result.explain()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("different-models", "rank 2"), ("before-training", "the data set is not where it should be")],
+)
+def test_an_error_of_the_script_ends_the_job_with_the_cause(kind: str, says: str) -> None:
     result = trouble(kind)
     assert result.code == 1, result.explain()
     _, found, cause = result.err.rpartition("evertrain: the job has failed: ")
     assert found and says in cause, result.explain()
     assert result.err.count("Traceback") <= 2 * 3, "it was tried again and again"
+
+
+@pytest.mark.matrix
+def test_a_forgotten_decorator_under_torchrun() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(harness.TROUBLE),
+         "not-resilient"],
+        capture_output=True, text=True, timeout=90, env=harness.environment(),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert f"UsageError: {NOT_RESILIENT}" in done.stderr, done.stderr
+
+
+@pytest.mark.matrix
+def test_evaluation_outside_of_the_training_function_is_allowed() -> None:
+    result = trouble("evaluates-outside")
+    assert result.code == 0, result.explain()
+    assert result.out.count("weights") == 3, result.explain()
 
 
 def test_ranks_that_start_from_different_weights_train_the_same_ones() -> None:

@@ -320,6 +320,20 @@ def test_a_script_error_before_the_training_ends_the_job_at_once() -> None:
     assert "an error of the script" in job.end.reason
 
 
+def test_a_rank_that_says_what_is_wrong_with_the_script_before_the_training_ends_the_job_at_once() -> None:
+    job = Cluster(2, max_restarts=3)
+    job.hello()
+    job.boot(job.ranks[0])
+    fault = p.Fault(kind="script", rank=0, detail="do it like this", stack='  File "train.py", line 3, in train\n')
+    job.ranks[0].outbox.clear()
+    job.ranks[0].outbox.append(p.Out(step=0, clean=False, fresh=True, fault=fault))
+    job.from_rank(job.ranks[0])
+    assert job.end is not None and job.end.code == 1
+    assert job.end.reason == "rank 0: do it like this"
+    assert job.end.cause == 'rank 0, here:\n  File "train.py", line 3, in train'
+    assert job.said(p.Exit)
+
+
 def test_its_broken_link_does_not_hide_the_script_error() -> None:
     job = Cluster(2, max_restarts=3)
     job.hello()

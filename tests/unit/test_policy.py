@@ -45,6 +45,11 @@ def test_the_first_answer_to_every_kind(kind: str) -> None:
     assert "rank 1" in decision.explanation
 
 
+def test_what_is_wrong_with_the_script_is_told_whole() -> None:
+    detail = "do this instead: " + "word " * 100 + "\nand that"
+    assert decide(Fault(kind="script", rank=1, detail=detail), RUNNING, History()).explanation == f"rank 1: {detail}"
+
+
 def test_a_rank_that_raises_the_same_at_the_same_step_again_and_again_is_an_error_of_the_script() -> None:
     fault, history = Fault(kind="exception", rank=1, detail="ValueError: typo"), History()
     for expected in (RETRY, RETRY, RECOVER_IN_PLACE):

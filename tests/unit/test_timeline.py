@@ -116,6 +116,7 @@ def test_one_sentence_per_incident():
             {"kind": "hang", "detail": "no progress for 2.0 s; C code holds the GIL"},
             "hung (no progress for 2.0 s; C code",
         ),
+        ({"kind": "script", "detail": "told elsewhere"}, "called Evertrain in a way that can't work"),
         ({"kind": "exception", "detail": "ValueError: x\nmore"}, "raised ValueError: x"),
     ],
 )

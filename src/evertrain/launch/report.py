@@ -42,6 +42,7 @@ def fault_sentence(fault: Mapping[str, Any]) -> str:
             "hang": f"hung ({detail})",
             "unresponsive": f"did not react ({detail})",
             "exception": f"raised {detail}" if detail else "raised an exception",
+            "script": "called Evertrain in a way that can't work",  # the job's last words are the details
             "uce": "lost its state to a memory error",
             "hccl": f"failed in a collective ({detail})" if detail else "failed in a collective",
             "link": "lost its link to another rank",

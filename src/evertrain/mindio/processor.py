@@ -107,6 +107,11 @@ class Processor:
         threading.Thread(target=self._read, args=(link, reader), name="evertrain-link", daemon=True).start()
         return welcome
 
+    @property
+    def starting(self) -> bool:
+        """The training thread has not come to the training yet."""
+        return self._place == "starting"
+
     def entered(self, generation: int, step: int) -> None:
         """The training thread goes on training; a new controller has to be told so."""
         with self._write_lock:

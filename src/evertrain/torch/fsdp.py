@@ -23,7 +23,7 @@ from torch import nn
 
 from evertrain.mindio.protocol import STATE
 from evertrain.torch import codec
-from evertrain.torch.errors import StateError, UsageError
+from evertrain.torch.errors import NOT_RESILIENT, StateError, UsageError
 
 Faults = Callable[[str], None]
 MESH = "fully_shard(model, mesh=init_device_mesh(device, (replicas, shards), mesh_dim_names=('replicate', 'shard')))"
@@ -58,8 +58,14 @@ class StepAside:
         self.wants_pause: Callable[[], bool] = bool
         """Was this rank asked to pause?"""
         self._pause = False
+        self.may_train = True
+        model.register_forward_pre_hook(self._before_forward)
         if faults:
             self._inject_into(model)
+
+    def _before_forward(self, *_: Any) -> None:
+        if not self.may_train and self._model.training and torch.is_grad_enabled():
+            raise UsageError(NOT_RESILIENT)
 
     def prepare(self) -> None:
         """Let FSDP2 set itself up now: an interrupt in the middle of it, in the first step, could not be mended."""

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import sys
+import time
+from types import TracebackType
 
-from evertrain.mindio import tls
+from evertrain.mindio import protocol, tls
 from evertrain.mindio.board import BOARD_FD, Board
-from evertrain.mindio.processor import Processor
+from evertrain.mindio.processor import LinkLost, Processor
 from evertrain.mindio.protocol import Welcome
 from evertrain.mindio.timing import Timing
-from evertrain.torch.errors import UsageError
+from evertrain.torch.errors import UsageError, user_frames
 
 NO_DDP = "give Training the bare module, not DistributedDataParallel: training.model does the data parallelism"
 
@@ -61,7 +65,37 @@ def open_link() -> tuple[Processor, Welcome]:
             patience=timing().takeover if os.environ.get("EVERTRAIN_STANDBY") == "1" else 0.0,
         )
         _opened = processor, processor.connect(timeout=timing().start)
+        _report_mistakes(*_opened)
     return _opened
+
+
+def _report_mistakes(processor: Processor, welcome: Welcome) -> None:
+    """A `UsageError` that would end the script before its training goes to the controller, which has the launcher say
+    it once for all ranks. Where the controller has no answer, it is shown as any other exception."""
+    if welcome.running:
+        return  # a replacement that fails is tried again first: others have come past this place
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, UsageError) and processor.starting:
+            rank = int(os.environ["RANK"])
+            detail, stack = str(error)[:2000], user_frames(error)
+            fault = protocol.Fault(kind="script", rank=rank, detail=detail, stack=stack, at=time.monotonic())
+            processor.send(protocol.Out(step=0, clean=False, fresh=True, fault=fault))
+            if _told_to_leave(processor):
+                return
+        show(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _told_to_leave(processor: Processor) -> bool:
+    try:
+        while not isinstance(processor.receive(timeout=timing().grace), protocol.Exit):
+            pass
+    except (LinkLost, queue.Empty):
+        return False
+    return True
 
 
 def prepare_script() -> None:

@@ -35,6 +35,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from evertrain.torch.errors import NOT_RESILIENT, UsageError
+
 MIB = 1024 * 1024
 FIRST_BUCKET = MIB
 
@@ -101,6 +103,8 @@ class Reducer:
         self.buckets = _layout(self._params, bucket_bytes)
         self._bucket_of = {i: bucket for bucket in self.buckets for i in bucket.members}
         self._faults = faults or _ignore
+        self.may_train = True
+        """False while nobody would exchange the gradients."""
         self._middle = len(self._params) // 2
         self._group: Any = None
         self._attached = False
@@ -360,6 +364,8 @@ class Replica(nn.Module):
         object.__setattr__(self, "_faults", faults or _ignore)
 
     def forward(self, *args: Any, **options: Any) -> Any:
+        if not self.reducer.may_train and self.module.training and torch.is_grad_enabled():
+            raise UsageError(NOT_RESILIENT)
         self._faults("forward")
         output = self.module(*args, **options)
         self.reducer.watch(output)

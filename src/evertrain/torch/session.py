@@ -27,7 +27,7 @@ from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
 from evertrain.mindio.timing import Timing
 from evertrain.torch import backends, codec, groups, repair
 from evertrain.torch.checkpoint import CheckpointError
-from evertrain.torch.errors import UsageError
+from evertrain.torch.errors import UsageError, user_frames
 from evertrain.torch.fsdp import StepAside
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
@@ -178,9 +178,12 @@ class Session:
             except Interrupted:
                 if self._broken:
                     fault = self._fault("link", self._broken, "")
+            except UsageError as error:
+                # The controller has the launcher say it, once for all ranks.
+                fault = self._fault("script", str(error), user_frames(error))
             except Exception as error:
                 fault = self._fault(
-                    "script" if isinstance(error, UsageError) else classify(error),
+                    classify(error),
                     f"{type(error).__name__}: {error}",
                     "".join(traceback.format_exception(error))[-_MAX_STACK:],
                 )

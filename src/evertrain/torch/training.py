@@ -35,7 +35,7 @@ from evertrain.mindio import faultspec
 from evertrain.mindio.board import FAULT_BOARD_FD, Board, FaultBoard
 from evertrain.torch import codec, link, parking, rng
 from evertrain.torch.data import Feed
-from evertrain.torch.errors import UsageError
+from evertrain.torch.errors import NO_STEPS, NOT_RESILIENT, UsageError
 from evertrain.torch.fsdp import FullySharded, StepAside, is_fully_sharded
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupter
@@ -122,6 +122,8 @@ class Training:
                 )
             self._reducer = Reducer(model, faults=self._inject)
             self.model = Replica(model, self._reducer, faults=self._inject)
+        self._reducer.may_train = False
+        self._stepping = False
         self._rounds = Rounds(self._state, self._reducer)
         self._running = False
         self._runner: Session | Unprotected
@@ -189,8 +191,12 @@ class Training:
             self._state.snapshot()
 
             def call() -> T:
-                self._calls = 0
-                return function(*args, **kwargs)
+                self._calls, self._stepping = 0, False
+                self._reducer.may_train = True
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self._reducer.may_train = False
 
             return self._runner.run(call, self._finish_step)
 
@@ -206,6 +212,12 @@ class Training:
         """
         if accumulate < 1:
             raise UsageError(f"accumulate must be at least 1: {accumulate}")
+        if not self._reducer.may_train:
+            raise UsageError(NOT_RESILIENT)
+        return self._go_through(loader, until, accumulate)
+
+    def _go_through(self, loader: Iterable[Any], until: int, accumulate: int) -> Iterator[tuple[int, Any]]:
+        self._stepping = True
         name, self._calls = str(self._calls), self._calls + 1
         work = self._runner
         feeds = self._feeds.open(name, loader, work.shares)
@@ -276,6 +288,7 @@ class Training:
         sharding = self._state.sharding
         if isinstance(sharding, FullySharded):
             return self._before_full_update(sharding)
+        self._check_place()
         if sharding is not None and (any(args[1:]) or options.get("closure") is not None):
             raise UsageError("optimizer.step() of a sharded optimizer takes no closure: call backward() before it")
         self._runner.begin_update()
@@ -286,9 +299,15 @@ class Training:
     def _before_full_update(self, sharding: FullySharded) -> None:
         if sharding.catching_up:
             return  # out of user code: the update of a step that others have completed
+        self._check_place()
         self._runner.begin_update()
         sharding.begin(self._state.step)
         self._inject("optimizer")
+
+    def _check_place(self) -> None:
+        """An update that no step is counted for would be lost, or made on one rank only, and nobody would notice."""
+        if not self._stepping or not self._reducer.may_train:
+            raise UsageError(NO_STEPS if self._reducer.may_train else NOT_RESILIENT)
 
     def _after_update(self, *_: Any) -> None:
         assert self._state.sharding is not None

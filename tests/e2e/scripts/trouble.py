@@ -112,7 +112,28 @@ def train():
             time.sleep(0.01)
 
 
+@training.resilient
+def train_without_steps():
+    for (batch,) in loader:
+        training.model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if trouble == "not-resilient":
+    train.__wrapped__()
+if trouble == "not-resilient-no-steps":
+    train_without_steps.__wrapped__()
+if trouble == "no-steps":
+    train_without_steps()
+if trouble == "evaluates-outside":
+    with torch.no_grad():
+        training.model(data[:4][0])
+    training.model.eval()(data[:4][0])
+    training.model.train()
 train()
+if trouble == "evaluates-outside":
+    training.model.eval()(data[:4][0])
 if trouble == "own-group":
     torch.distributed.destroy_process_group()
 print("weights", round(sum(p.abs().sum().item() for p in model.parameters()), 6), flush=True)

@@ -319,6 +319,8 @@ class Job(ABC):
         if not faults:
             return ""
         first = next((fault for fault in faults if fault.kind not in CONSEQUENCES), faults[0])
+        if first.kind == "script":  # the reason says what is wrong; this is the place in the script
+            return f"rank {first.rank}, here:\n{first.stack.rstrip()}" if first.stack else ""
         stack = f"{first.stack.rstrip()}\n" if first.stack else ""
         same = sorted({fault.rank for fault in faults if (fault.kind, fault.detail) == (first.kind, first.detail)})
         many = f" (the same on ranks {policy.rank_list(same)})" if len(same) > 1 else ""

@@ -121,7 +121,7 @@ def decide(fault: Fault, situation: Situation, history: History) -> Decision:
         why = f"{who} ended before its first step ({describe(fault)}): an error of the script"
         return Decision(EXIT, why, script=True)
     if fault.kind == "script":
-        return Decision(EXIT, f"{who}: {describe(fault)}", script=True)
+        return Decision(EXIT, f"{who}: {fault.detail.strip()}", script=True)
     if fault.kind == "exception" and _of_the_script(fault, situation, history):
         why = f"{who}: the same error at step {situation.step} again and again: an error of the script"
         return Decision(EXIT, f"{why} ({describe(fault)})", script=True)
