@@ -23,7 +23,8 @@ class NotNow(LinkError):
         self.controllers = list(controllers)
         """Where the one that refused says that another one is."""
         self.nobody = nobody
-        """The host lives, and nobody listens there: the controller is not just slow or out of reach."""
+        """The host lives, and nobody listens there, or one that knows nothing of the job: the controller is not just slow
+        or out of reach."""
 
 
 class AsyncLink(asyncio.Protocol):
@@ -136,7 +137,7 @@ class AsyncLink(asyncio.Protocol):
                 self._welcomed.set_result(message)
             elif isinstance(message, protocol.Refused):
                 reason = f"the controller refused this agent: {message.reason}"
-                self._lose(reason, NotNow(reason, message.controllers) if message.retry else None)
+                self._lose(reason, NotNow(reason, message.controllers, nobody=message.new) if message.retry else None)
             else:
                 self._lose(f"the controller opened with {type(message).__name__}")
 

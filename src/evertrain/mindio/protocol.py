@@ -69,7 +69,8 @@ class Hello(Message):
     left: list[int] = []
     """An agent's ranks whose process ended with code 0."""
     place: str = ""
-    """Of a rank that was linked before: starting, out, inside, finished or leaving."""
+    """Of a rank that was linked before: starting, out, inside, finished or leaving. Of a standby: begun, if it knows that
+    the job has."""
     generation: int = 0
     attempt: int = -1
     """Of the newest Stop that this rank has heard."""
@@ -90,6 +91,8 @@ class Refused(Message):
     reason: str
     retry: bool = False
     """Not here or not now: another controller, or this one later, may accept."""
+    new: bool = False
+    """This controller has just been started and knows of no job: the one that was here before is gone."""
     controllers: list[str] = []
 
 

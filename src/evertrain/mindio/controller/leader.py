@@ -117,11 +117,11 @@ class Leader(Server):
             return Refused(reason="this controller is of the past", retry=True)
         if message.role == "controller":
             return "this job has a newer controller"
-        if message.role == "standby":
-            return None if message.address else "a standby must say where it listens"
         known = message.incarnations if message.role == "agent" else message.place
         if known and isinstance(self.machine.state, Idle):
-            return Refused(reason="this controller knows nothing of that job", retry=True)
+            return Refused(reason="this controller knows nothing of that job", retry=True, new=True)
+        if message.role == "standby":
+            return None if message.address else "a standby must say where it listens"
         return super().refusal(message)
 
     def introduced(self, link: Link, hello: Hello) -> None:

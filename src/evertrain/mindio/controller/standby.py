@@ -126,7 +126,12 @@ class Standby:
     async def _dial(self) -> None:
         host, _, port = self._peer.rpartition(":")
         hello = Hello(
-            version=protocol.VERSION, token=self._token, role="standby", address=self._address, epoch=self.epoch
+            version=protocol.VERSION,
+            token=self._token,
+            role="standby",
+            address=self._address,
+            epoch=self.epoch,
+            place="begun" if self.memo is not None and self.memo.started else "",
         )
         timeout = max(self._timing.bound, 1.0)
         link, welcome = await AsyncLink.open(
