@@ -23,8 +23,8 @@ class NotNow(LinkError):
         self.controllers = list(controllers)
         """Where the one that refused says that another one is."""
         self.nobody = nobody
-        """The host lives, and nobody listens there, or one that knows nothing of the job: the controller is not just slow
-        or out of reach."""
+        """The host lives, and nobody listens there, or one that knows nothing of the job: the controller is not just
+        slow or out of reach."""
 
 
 class AsyncLink(asyncio.Protocol):

@@ -69,8 +69,8 @@ class Hello(Message):
     left: list[int] = []
     """An agent's ranks whose process ended with code 0."""
     place: str = ""
-    """Of a rank that was linked before: starting, out, inside, finished or leaving. Of a standby: begun, if it knows that
-    the job has."""
+    """Of a rank that was linked before: starting, out, inside, finished or leaving. Of a standby: begun, if it knows
+    that the job has."""
     generation: int = 0
     attempt: int = -1
     """Of the newest Stop that this rank has heard."""
