@@ -22,8 +22,12 @@ def undisturbed() -> harness.Result:
 @pytest.mark.parametrize(
     "faults",
     [
-        pytest.param(("kill@step=4,rank=1,phase=backward", "kill@step=6,rank=0,phase=forward"), id="two-kills"),
-        pytest.param(("exception@step=4,rank=2,phase=backward",), id="exception", marks=pytest.mark.matrix),
+        pytest.param(
+            ("kill@step=4,rank=1,phase=backward", "kill@step=6,rank=0,phase=forward"),
+            id="two-kills",
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param(("exception@step=4,rank=2,phase=backward",), id="exception"),
         pytest.param(("hang@step=4,rank=3,phase=forward",), id="hang", marks=pytest.mark.matrix),
     ],
 )

@@ -28,6 +28,7 @@ def test_plain_python() -> None:
     assert result.proof == harness.undisturbed(*ARGS, nproc=1).proof
 
 
+@pytest.mark.matrix
 def test_plain_torchrun() -> None:
     result = plain("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
     assert result.code == 0, result.explain()

@@ -343,6 +343,7 @@ def empty_attic(me: Member) -> int:
     return attic.count()
 
 
+@pytest.mark.matrix
 def test_thirty_generations_leak_no_threads_and_no_descriptors(tmp_path: Path) -> None:
     with team(__file__, tmp_path, 3) as ranks:
         for generation in range(31):

@@ -51,7 +51,7 @@ def job(tmp_path):
             launcher.communicate()
 
 
-@pytest.mark.parametrize("options", [[], ["--ft-park"]])
+@pytest.mark.parametrize("options", [[], pytest.param(["--ft-park"], marks=pytest.mark.matrix)])
 def test_a_spare_takes_the_place_of_a_killed_rank_and_another_is_made(job, options):
     job.start(*options)
     (spare,) = job.wait_for("spare")
