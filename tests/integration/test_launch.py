@@ -66,6 +66,18 @@ def test_restarts_are_counted_and_then_given_up(script):
     assert "gave up" in result.err
 
 
+def test_a_script_that_can_not_begin_is_not_restarted_unasked(script):
+    result = launch("--nproc-per-node=2", script("import nothere"))
+    assert result.code == 1, result
+    assert "an error of the script" in result.err and "restart 1" not in result.err
+
+
+def test_a_script_without_evertrain_is_told_so_once(script):
+    result = launch("--nproc-per-node=2", script("pass"))
+    assert result.code == 0, result
+    assert result.err.count("does not use evertrain.torch") == 1, result
+
+
 def test_a_restart_can_succeed(script):
     path = script("import os, sys\nsys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'))")
     assert launch("--nproc-per-node=2", "--max-restarts=1", path).code == 0

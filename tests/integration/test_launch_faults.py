@@ -147,7 +147,10 @@ def test_sigterm_writes_the_last_checkpoint_and_gives_143(train):
     launcher.send_signal(signal.SIGTERM)
     result = finish(launcher, began, events)
     assert result.code == 143, result
-    assert int((train.folder / "dumped").read_text()) > 0
+    step = int((train.folder / "dumped").read_text())
+    assert step > 0
+    last = result.err.strip().splitlines()[-1]
+    assert last == f"evertrain: checkpoint of step {step} in dumped; the same command goes on from it", result
     assert "first cause" not in result.err
 
 

@@ -135,7 +135,8 @@ def test_switch_by_variable(script):
     assert parse(script, env={"EVERTRAIN_PARK": "yes"}).park
 
 
-NODES = ("--nnodes=2", "--nproc-per-node=3", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:29500")
+OPEN = ("--nnodes=2", "--nproc-per-node=3", "--node-rank=1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:29500")
+NODES = (*OPEN, "--ft-insecure")
 TOKEN = {"EVERTRAIN_TOKEN": "0123456789abcdef"}
 
 
@@ -144,6 +145,23 @@ def test_several_nodes(script):
     assert (config.world_size, config.local_size, list(config.ranks)) == (6, 3, [3, 4, 5])
     assert (config.master_addr, config.master_port) == ("10.0.0.1", 29500)
     assert config.token == TOKEN["EVERTRAIN_TOKEN"]
+
+
+def test_the_beginning_of_an_option_will_do(script):
+    assert parse("--nproc", "2", script).world_size == 2
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [(("--ft-bond=1",), "did you mean --ft-bound?"), (("--nprc-per-node", "2"), "did you mean --nproc-per-node?")],
+)
+def test_a_mistyped_option(script, capsys, argv, words):
+    assert words in refused(capsys, *argv, script)
+
+
+def test_options_behind_the_script(script):
+    assert args.misplaced(["--lr", "1", "--ft-bound=2", "--nproc_per_node", "4"]) == ["--ft-bound", "--nproc_per_node"]
+    assert args.misplaced(["--lr", "1", "x"]) == []
 
 
 def test_the_token_file_must_be_private(script, tmp_path, capsys):
@@ -159,6 +177,7 @@ def test_the_token_file_must_be_private(script, tmp_path, capsys):
     "argv, words",
     [
         (NODES, "needs a secret that all of them share"),
+        (OPEN, "give --ft-tls-cert, --ft-tls-key and --ft-tls-ca, or --ft-insecure"),
         (("--nnodes=2", "--master-port=1"), "say which of the nodes this is"),
         (("--nnodes=2", "--node-rank=2", "--master-port=1"), "0 to 1"),
         (("--nnodes=2", "--node-rank=0"), "needs --master-addr and --master-port"),

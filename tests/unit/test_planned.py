@@ -178,6 +178,7 @@ def test_a_pause_waits_for_the_end_of_a_common_step_and_interrupts_nobody() -> N
     assert not job.said(p.Stop)
     job.command("status")
     assert job.answers[-1].fields["paused"]
+    assert job.answers[-1].text == "paused"
     job.command("continue")
     go_on(job, 3)
     assert {rank.step for rank in job.ranks.values()} == {6}
@@ -315,3 +316,12 @@ def test_a_switch_that_can_not_be_is_refused(world_size: int, rank: int) -> None
     job = Cluster(world_size).started()
     job.command("hot-switch", rank=rank)
     assert [answer.ok for answer in job.answers] == [False]
+
+
+def test_status_has_the_newest_step_and_the_processes() -> None:
+    job = Cluster(2).started()
+    job.feed(FromAgent(p.Started(rank=1, incarnation=0, pid=4711, warm=False)))
+    job.machine.saw_step(0, 90)
+    job.command("status")
+    fields = job.answers[-1].fields
+    assert (fields["step"], fields["pids"]["1"], fields["missing"]) == (90, 4711, [])

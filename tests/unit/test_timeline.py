@@ -133,3 +133,17 @@ def test_commands(capsys):
     assert main([]) == 2
     assert main(["lunch"]) == 2
     assert "there is no command 'lunch'" in capsys.readouterr().err
+
+
+def test_the_last_run_is_shown_and_all_on_request(file, capsys):
+    end = {"event": "ended", "code": 0}
+    path = file({"event": "launch"}, KILLED, end, {"event": "launch"}, end)
+    assert main(["timeline", path]) == 0
+    assert capsys.readouterr().out == "No incidents.\n"
+    assert main(["timeline", "--all", path]) == 0
+    assert "i-0001" in capsys.readouterr().out
+
+
+def test_a_run_without_an_end(file, capsys):
+    assert main(["timeline", file({"event": "launch"}, {"event": "ended", "rank": 0, "code": 0})]) == 0
+    assert "did not end by itself" in capsys.readouterr().out

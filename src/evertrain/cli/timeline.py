@@ -23,10 +23,13 @@ def main(argv: Sequence[str]) -> int:
         description="Show the incidents of a run: what failed, what was done about it, and where the time went.",
     )
     parser.add_argument("file", metavar="FILE", help="the file given to --ft-events; - for standard input")
+    parser.add_argument("--all", action="store_true", help="all runs that are in the file, not only the last one")
     parser.add_argument("--json", action="store_true", help="print the incidents as a JSON array")
     arguments = parser.parse_args(argv)
     try:
         events = read(arguments.file)
+        if not arguments.all:
+            events = last_run(events)
     except TimelineError as error:
         print(f"evertrain timeline: {error}", file=sys.stderr)
         return 1
@@ -73,11 +76,17 @@ def parse(lines: Iterable[str], name: str) -> list[dict[str, Any]]:
     return events
 
 
+def last_run(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    begins = [index for index, event in enumerate(events) if event["event"] == "launch"]
+    return list(events[begins[-1] :] if begins else events)
+
+
 def render(events: Sequence[dict[str, Any]]) -> str:
     incidents = [event for event in events if event["event"] == "incident"]
     open_ids = _open_incidents(events)
+    lasting = [] if _has_ended(events) else ["no end is recorded: the run goes on, or it did not end by itself"]
     if not incidents and not open_ids:
-        return "No incidents."
+        return "\n".join(["No incidents.", *lasting])
     shown = [p for p in _PHASES if p in _ALWAYS_SHOWN or any(p in (i.get("phases_ms") or {}) for i in incidents)]
     header = ["id", "time", "fault", "rank", "step", "decision", *shown, "total ms", "lost", "outcome"]
     rows = [header]
@@ -103,7 +112,14 @@ def render(events: Sequence[dict[str, Any]]) -> str:
     for incident in incidents:
         lines += _reasons(incident)
     lines += [f"{name}  was still open when the file ended" for name in open_ids]
-    return "\n".join(lines)
+    return "\n".join(lines + lasting)
+
+
+def _has_ended(events: Sequence[dict[str, Any]]) -> bool:
+    """Did the last run come to its end? Ends of single ranks have the same name."""
+    run = last_run(events)
+    begun = bool(run) and run[0]["event"] == "launch"
+    return not begun or any(event["event"] == "ended" and "rank" not in event for event in run)
 
 
 def _open_incidents(events: Sequence[dict[str, Any]]) -> list[str]:

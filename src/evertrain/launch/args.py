@@ -8,6 +8,7 @@ is started.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -51,7 +52,31 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message == "the following arguments are required: training_script, ...":
             raise _ScriptMissing
+        if message.startswith("unrecognized arguments:"):
+            message += _meant(message.split()[2:])
         super().error(message)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation may stand for; two spellings of one option are no ambiguity."""
+        found: dict[int, Any] = {}
+        for candidate in super()._get_option_tuples(option_string):
+            found.setdefault(id(candidate[0]), candidate)
+        return list(found.values())
+
+
+def _meant(unknown: Sequence[str]) -> str:
+    spellings = [spelling for option in OPTIONS for spelling in option.spellings()]
+    for text in unknown:
+        if text.startswith("--") and (close := difflib.get_close_matches(text.partition("=")[0], spellings, 1)):
+            return f"; did you mean {close[0]}?"
+    return ""
+
+
+def misplaced(script_args: Sequence[str]) -> list[str]:
+    """Options of the launcher that stand behind the script, and so are the script's."""
+    ours = {spelling for option in OPTIONS for spelling in option.spellings() if spelling.startswith("--")}
+    names = [text.partition("=")[0] for text in script_args]
+    return [name for name in names if name in ours or name.startswith("--ft-")]
 
 
 def make_parser(prog: str = "evertrain launch", with_script: bool = True) -> argparse.ArgumentParser:

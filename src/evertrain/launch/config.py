@@ -142,6 +142,8 @@ def build(
         _check_script(script, values)
     checkpoint_dir = values["checkpoint_dir"]
     master_addr, master_port = _master(values, sources, nnodes)
+    if nnodes > 1 and not print_config and not values["insecure"] and not values["tls_cert"]:
+        nodes.refuse_open_network(master_addr)
     shown = _ranks(values["local_ranks_filter"]) if values["local_ranks_filter"] else set(range(local_size))
     return LaunchConfig(
         script=script,

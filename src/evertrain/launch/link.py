@@ -70,11 +70,11 @@ class Uplink:
         elif not isinstance(message, protocol.Suspect):
             self._kept.append(message)
 
-    def beat(self) -> None:
+    def beat(self, step: int = -1) -> None:
         """Say that this agent lives, and see that the controller does."""
         if self._link is None:
             return
-        self._link.send(protocol.Beat(at=time.monotonic()))
+        self._link.send(protocol.Beat(at=time.monotonic(), step=step))
         if self._may_search and time.monotonic() - self._heard > self._timing.silence:
             self._link.close()
             self._on_silence(self.epoch + 1)

@@ -78,3 +78,14 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
         return probe.getsockname()[0]
+
+
+def refuse_open_network(host: str) -> None:
+    """Whoever can read the links of a job can read its token."""
+    from evertrain.mindio.controller.server import is_loopback
+
+    if not is_loopback(host):
+        raise ConfigError(
+            f"--master-addr: {host} can be reached from other machines and the links would not be encrypted; give "
+            "--ft-tls-cert, --ft-tls-key and --ft-tls-ca, or --ft-insecure if that is what you want"
+        )

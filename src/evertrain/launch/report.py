@@ -80,6 +80,40 @@ def incident_line(record: Mapping[str, Any], warm_ranks: Collection[int] = ()) -
     return line + (f"; {lost} step{'' if lost == 1 else 's'} lost" if step >= 0 else "")
 
 
+def waiting_line(record: Mapping[str, Any]) -> str:
+    """A node is lost: what the person who can bring it back has to know."""
+    ranks = record.get("ranks") or []
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    seconds = record.get("seconds", 0.0)
+    what = f"waiting up to {seconds:g} s for it" if seconds else "the others go on without it"
+    return f"node {record.get('node', '?')} is lost ({who}); {what}; start it again with the same command"
+
+
+def news_line(record: Mapping[str, Any]) -> str:
+    """What is said at once about an event that is no incident; empty for most."""
+    match record.get("event"):
+        case "warning":
+            return f"warning: {record.get('detail') or record.get('message') or record}"
+        case "waiting":
+            return waiting_line(record)
+        case "node" if record.get("present"):
+            return f"node {record.get('node', '?')} is back"
+        case "paused":
+            return f"paused at step {record.get('step')} for up to {record.get('seconds', 0.0):g} s"
+        case "continued":
+            return f"the pause is over: {record.get('reason', '')}"
+    return ""
+
+
+def saved_line(step: int, path: str, directory: str | None) -> str:
+    """What is left of a job that was ended by a signal. `step` is negative if there is no checkpoint."""
+    if step >= 0:
+        return f"checkpoint of step {step} in {directory or path}; the same command goes on from it"
+    if directory:
+        return f"nothing saved in {directory}: no rank had completed a step"
+    return "nothing saved: no checkpoint directory was given (--ft-checkpoint-dir)"
+
+
 def _cure(decision: str, restarted: list[int], warm_ranks: Collection[int]) -> str:
     if decision == "retry":
         return "the step was run again"

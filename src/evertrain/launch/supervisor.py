@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from evertrain.launch import report
+from evertrain.launch import args, report
 from evertrain.launch.config import STDERR, LaunchConfig
 from evertrain.launch.events import EventsFile
 from evertrain.launch.link import Uplink
@@ -58,6 +58,10 @@ class Supervisor:
         self._link: Uplink | None = None
         self._told: dict[int, protocol.Observed] = {}
         """The newest fault of each rank; a new controller has to be told again."""
+        self._saved = (-1, "")
+        """Step and path of the newest checkpoint, as far as heard of."""
+        self._used = False
+        """Some rank has come to a training of Evertrain."""
         self._left: set[int] = set()
         """Ranks whose process ended with code 0."""
         self._spawner: Spawner | None = None
@@ -230,8 +234,10 @@ class Supervisor:
         event = record.get("event")
         if event == "fault":
             self._in_incident = True
-        elif event == "warning":
-            self._outputs.say(f"warning: {record.get('detail') or record.get('message') or record}")
+        elif event == "checkpoint" and not record.get("error") and record.get("ok", True):
+            self._saved = max(self._saved, (int(record.get("step", -1)), str(record.get("path", ""))))
+        elif line := report.news_line(record):
+            self._outputs.say(line)
         elif event == "incident":
             self._in_incident = False
             self._training_since = None
@@ -360,6 +366,7 @@ class Supervisor:
     def _on_ended(self, process: Process, code: int) -> None:
         for stream in process.streams.values():
             self._outputs.forget(stream)
+        self._used = self._used or process.board.activity != board.BOOT
         self._left_behind.add(process.pid)
         self._loop.call_later(_SWEEP_DELAY, self._sweep, process.pid)
         if isinstance(process, SpareProcess) and self._spares is not None:
@@ -399,9 +406,13 @@ class Supervisor:
     async def _beat(self) -> None:
         assert self._link
         while True:
-            self._link.beat()
+            self._link.beat(self._newest_step())
             self._replenish_spares()
             await asyncio.sleep(self._config.timing.heartbeat)
+
+    def _newest_step(self) -> int:
+        boards = [process.board for process in self._processes.values() if process.code is None]
+        return max((each.step for each in boards if each.steps_done), default=-1)
 
     def _replenish_spares(self) -> None:
         """A spare is of use only to a script that trains with us, and must not slow down a start or a recovery."""
@@ -421,14 +432,22 @@ class Supervisor:
 
     def _exit_code(self, end: protocol.End) -> int:
         code = end.code
+        living = [process for process in self._processes.values() if process.code is None]
+        self._used = self._used or any(process.board.activity != board.BOOT for process in living)
         if self._signal is not None and code in (130, 143):
             code = 128 + self._signal
+            if self._used and self._config.node_rank == 0:
+                self._outputs.say(report.saved_line(*self._saved, self._config.checkpoint_dir))
+        elif code == 0 and not self._used:
+            self._outputs.say("the script does not use evertrain.torch: the launcher ran it unprotected")
         elif code in (130, 143):
             self._outputs.say(f"the job was ended on another node: {end.reason}")
         elif code != 0:
             self._outputs.say(f"the job has failed: {end.reason}" if code != 3 else f"gave up: {end.reason}")
             if end.cause:
                 self._outputs.say(f"first cause: {end.cause}")
+            if "exited with code 2" in end.cause and (ours := args.misplaced(self._config.script_args)):
+                self._outputs.say(f"{', '.join(ours)}: options of the launcher have to stand before the script")
         return code
 
     async def _end_processes(self) -> None:

@@ -405,6 +405,8 @@ class Beat(Message):
     """The agent lives; answered by a `Beat` of the controller."""
 
     at: float = 0.0
+    step: int = -1
+    """The newest step that a rank of this agent has completed; -1 for none."""
 
 
 # --- controller to agent ---------------------------------------------------------------------------------------------

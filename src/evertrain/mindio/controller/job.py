@@ -79,6 +79,8 @@ class Job(ABC):
         """Of the last Go."""
         self._furthest = 0
         """The newest step that any rank was known to have completed."""
+        self._seen: dict[int, int] = {}
+        """By node: the newest step that its agent has seen. For those who ask; nothing is decided by it."""
         self._distrusted: set[int] = set()
         self._parts: set[str] = set()
         """All parts of the state that any rank is to hold."""
@@ -107,6 +109,11 @@ class Job(ABC):
         self._slowest_start = 0.0
         self._actions: list[Action] = []
         self._now = 0.0
+
+    def saw_step(self, node: int, step: int) -> None:
+        """An agent says how far its ranks are."""
+        if isinstance(self.state, Running):
+            self._seen[node] = step
 
     # The way through a generation.
 
@@ -226,6 +233,7 @@ class Job(ABC):
             self._incident.steps_lost = max(self._furthest - start.step, 0)
             self._incident.generation = self.generation
         self._step = self._furthest = start.step
+        self._seen.clear()
         self._trained, self._begun_anew = True, False
         self._distrusted.clear()
         self.state = Running(set(self._active), set(self._active))
@@ -461,6 +469,7 @@ class Job(ABC):
         member.attempt = -1
         member.out = None
         member.link_lost = False
+        member.pid = 0
         member.ordered_at = self._now
         self._distrusted.discard(member.rank)
         # A script without Evertrain never gets to a training function, so nobody waits for it until some rank did.

@@ -206,6 +206,11 @@ class Machine(Succession):
     def _on_started(self, started: Started) -> None:
         fields = {"rank": started.rank, "incarnation": started.incarnation, "pid": started.pid, "warm": started.warm}
         self._tell("started", **fields)
+        member = self._member(started.rank, started.incarnation)
+        if member is None and self._shadow is not None and self.is_prepared(started.rank, started.incarnation):
+            member = self._shadow.member
+        if member is not None:
+            member.pid = started.pid
 
     def _on_suspect(self, suspect: Suspect) -> None:
         if 0 <= suspect.rank < self.world_size:

@@ -125,6 +125,8 @@ class Nodes(Planned):
             for member in members:
                 self._roster.move(member, Place.LOST)
             return self._give_up_on_processes(decision)
+        patience = 0.0 if decision.strategy == policy.ELASTIC else self.node_wait
+        self._tell("waiting", node=node, ranks=list(ranks), seconds=patience)
         if decision.strategy == policy.ELASTIC:
             self._aside.update(member.rank for member in members)
         for member in members:

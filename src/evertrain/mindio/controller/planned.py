@@ -80,7 +80,9 @@ class Planned(Job):
                 self._end_shadow("it was cancelled")
                 self._answer(asker, True, f"the switch of rank {rank} is cancelled")
             case "status":
-                self._answer(asker, True, type(self.state).__name__.lower(), **self._status())
+                fields = self._status()
+                state = "paused" if fields["paused"] else type(self.state).__name__.lower()
+                self._answer(asker, True, state, **fields)
             case _:
                 self._answer(asker, False, f"there is no order {command.order!r}")
 
@@ -118,13 +120,16 @@ class Planned(Job):
         return "the job does not train yet" if not self._trained else "the training is over"
 
     def _status(self) -> dict[str, Any]:
+        starting = self._roster.starting
         paused = isinstance(self.state, Running) and self._hold is not None and self._hold.deadline is not None
+        missing = [m.rank for m in self._roster if m.rank in self._aside or (m.awaits_node and m.rank in starting)]
         return {
             "world_size": self.world_size,
             "generation": self.generation,
-            "step": self._furthest,
-            "active": [rank for rank in self._active if rank not in self._aside],
-            "missing": sorted(self._aside),
+            "step": max([self._furthest, *self._seen.values()]),
+            "active": [rank for rank in self._active if rank not in missing],
+            "missing": missing,
+            "pids": {str(member.rank): member.pid for member in self._roster if member.pid},
             "paused": paused,
             "switch": self._shadow.member.rank if self._shadow else None,
             "restarts": self.restarts,
@@ -317,6 +322,7 @@ class Planned(Job):
             self._incident.restarted.add(member.rank)
         member.incarnation, member.out, member.attempt = new.incarnation, new.out, -1
         member.ordered_at, member.link_lost, member.seasoned = new.ordered_at, False, False
+        member.pid = new.pid
         self._distrusted.discard(member.rank)
         self._roster.move(member, new.place, shadow.expires)
         self._tell("switch", rank=member.rank, incarnation=member.incarnation, state="taken")

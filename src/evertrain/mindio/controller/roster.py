@@ -50,6 +50,8 @@ class Member:
     link_lost: bool = False
     awaits_node: bool = False
     """Its process can't be ordered before its node is back."""
+    pid: int = 0
+    """Of its process, on its own node; 0 if unknown."""
 
 
 class Roster:

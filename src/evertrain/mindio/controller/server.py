@@ -408,6 +408,8 @@ class Server:
         if isinstance(message, protocol.Beat):
             self._clocks.sample(node, message.at, self._clock())
             link.send(protocol.Beat())
+            if message.step >= 0:
+                self.machine.saw_step(node, message.step)
         else:
             if isinstance(message, protocol.Observed):
                 message = self._clocks.observed(node, message)
