@@ -97,6 +97,7 @@ def test_a_long_evaluation_is_not_a_hang(kind: str) -> None:
     assert not result.incidents, result.explain()
 
 
+@pytest.mark.matrix
 def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path) -> None:
     args = (*ARGS, f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
     result = harness.run("full-disk", str(harness.EXAMPLE), *args, script=harness.TROUBLE)
@@ -106,6 +107,7 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(tmp_path) -> None:
     assert any(event["event"] == "checkpoint" and event["error"] for event in result.events)
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_cut_in_half_is_passed_over(tmp_path) -> None:
     checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
     first = harness.run(*ARGS, *checkpoints, faults=("term@step=12,rank=1,phase=forward",))

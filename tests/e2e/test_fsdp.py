@@ -41,9 +41,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "kills" else (pytest.mark.matrix,)) for name in RUNS]
-)
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.matrix
 def test_a_lost_shard_comes_from_its_replica(name: str, tmp_path: Path) -> None:
     result = harness.run(
         *ARGS, f"--checkpoint-every={harness.EVERY}", f"--checkpoint-dir={tmp_path / 'run'}",

@@ -35,7 +35,7 @@ def test_all_but_one_rank_killed_at_once() -> None:
         pytest.param("kill", 1, id="kill-replacement"),
         pytest.param("kill", 2, id="kill-source", marks=pytest.mark.matrix),
         pytest.param("exception", 1, id="exception-replacement", marks=pytest.mark.matrix),
-        pytest.param("exception", 2, id="exception-source"),
+        pytest.param("exception", 2, id="exception-source", marks=pytest.mark.matrix),
         pytest.param("stop", 1, id="stop-replacement", marks=pytest.mark.matrix),
         pytest.param("stop", 2, id="stop-source", marks=pytest.mark.matrix),
     ],
@@ -78,6 +78,7 @@ def test_without_a_warm_spare() -> None:
     harness.assert_same_end(result, *ARGS)
 
 
+@pytest.mark.matrix
 def test_with_a_parked_spare() -> None:
     result = harness.run(*ARGS, faults=("kill@step=5,rank=1",), ft=("--ft-park",))
     harness.assert_same_end(result, *ARGS)
@@ -86,7 +87,7 @@ def test_with_a_parked_spare() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--accumulate=3",), id="accumulation"),
+        pytest.param(("--accumulate=3",), id="accumulation", marks=pytest.mark.matrix),
         pytest.param(("--amp",), id="amp", marks=pytest.mark.matrix),
         pytest.param(("--workers=2",), id="workers"),
     ],
@@ -115,6 +116,7 @@ def test_twenty_faults_in_two_hundred_steps() -> None:
     assert all(incident["steps_lost"] == 0 for incident in result.incidents)
 
 
+@pytest.mark.matrix
 def test_a_script_with_a_process_group_of_its_own() -> None:
     results = [
         harness.run("own-group", script=harness.TROUBLE, nproc=3, faults=faults)

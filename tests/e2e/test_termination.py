@@ -27,6 +27,7 @@ def test_sigterm_dumps_and_a_restart_goes_on(phase: str, tmp_path) -> None:
     assert f"resuming from the checkpoint of step {newest}" in second.err
 
 
+@pytest.mark.matrix
 def test_sigterm_during_a_recovery(tmp_path) -> None:
     checkpoints = (f"--checkpoint-dir={tmp_path}",)
     faults = ("kill@step=6,rank=1,phase=forward", "term@step=0,rank=2,phase=repair")

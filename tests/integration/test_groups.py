@@ -176,8 +176,12 @@ def block(me: Member, operation: str, elements: int) -> dict[str, Any]:
         1 if waiting else -1 for waiting in me.kept["waits"])}  # fmt: skip
 
 
-@pytest.mark.parametrize(("operation", "elements"), [("allreduce", 100), ("allreduce", 200_000), ("ring", 50_000),
-                                                      ("reduce_scatter", 1000)])  # fmt: skip
+@pytest.mark.parametrize(("operation", "elements"), [
+    ("allreduce", 200_000),
+    ("reduce_scatter", 1000),
+    pytest.param("allreduce", 100, marks=pytest.mark.matrix),
+    pytest.param("ring", 50_000, marks=pytest.mark.matrix),
+])  # fmt: skip
 def test_stop_gets_everybody_out_of_flowing_operations(tmp_path: Path, operation: str, elements: int) -> None:
     rounds = 20 if operation == "allreduce" else 8
     with team(__file__, tmp_path, 4) as ranks:
@@ -211,7 +215,7 @@ def bury(me: Member, pid: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("operation", ["allreduce", "ring"])
+@pytest.mark.parametrize("operation", ["allreduce", pytest.param("ring", marks=pytest.mark.matrix)])
 def test_stop_gets_survivors_out_when_a_peer_is_lost(tmp_path: Path, how: str, operation: str) -> None:
     survivors = [0, 1, 2]
     with team(__file__, tmp_path, 4) as ranks:

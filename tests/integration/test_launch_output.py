@@ -32,7 +32,7 @@ def test_lines_are_whole_and_none_is_lost(script):
     result = launch("--nproc-per-node=3", path)
     assert result.code == 0
     for text, letter in ((result.out, "x"), (result.err, "y")):
-        lines = text.splitlines()
+        lines = [line for line in text.splitlines() if line.startswith("[rank")]
         assert len(lines) == 6000
         for rank in range(3):
             mine = [line for line in lines if line.startswith(f"[rank{rank}]: ")]

@@ -357,6 +357,7 @@ def refuse(me: Member) -> list[str]:
     return texts
 
 
+@pytest.mark.matrix
 def test_what_cannot_be_reduced_is_refused(tmp_path: Path) -> None:
     with team(__file__, tmp_path, 3) as ranks:
         for sparse, thawed in ranks.call(refuse):

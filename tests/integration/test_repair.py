@@ -163,6 +163,7 @@ def two_pairs(group, rank):
     return codec.digest(received)
 
 
+@pytest.mark.matrix
 def test_several_targets_and_several_sources(tmp_path):
     zero, two = codec.digest(codec.pack(state(0))), codec.digest(codec.pack(state(2)))
     assert run(tmp_path, 5, two_pairs)["two_pairs"] == [two, zero, two, zero, two]

@@ -121,6 +121,7 @@ def test_a_spare_that_nobody_needs_ends_silently(start_spare):
     assert spare.ends() == (0, "", "")
 
 
+@pytest.mark.matrix
 def test_warming_up_leaves_no_trace_in_the_script(start_spare, script):
     path = script(
         """
@@ -201,6 +202,7 @@ def test_everything_a_first_step_needs_is_warm_and_promotion_is_quick(start_spar
     assert statistics.median(delays) < 0.05
 
 
+@pytest.mark.matrix
 def test_modules_asked_for_are_imported_and_a_broken_one_is_only_a_warning(start_spare, script, tmp_path):
     (tmp_path / "broken_module.py").write_text("raise RuntimeError('no licence')")
     path = script("import sys; print('colorsys' in sys.modules, 'torch._dynamo.config' in sys.modules)")
@@ -248,6 +250,7 @@ READS = {
 }
 
 
+@pytest.mark.matrix
 def test_every_way_to_ask_for_the_rank_waits_for_it(start_spare, script):
     """One process for all of them: each forgets the rank again and is parked anew, without a second warm-up."""
     path = script(
@@ -325,6 +328,7 @@ def test_a_parked_script_has_run_up_to_its_rank(start_spare, script):
     assert float(woken) - sent < 0.05
 
 
+@pytest.mark.matrix
 def test_a_parked_spare_that_nobody_needs_ends_silently(start_spare, script):
     path = script("import os\nprint('before')\nos.environ['RANK']\nprint('after')")
     spare = start_spare(**parked(path))

@@ -53,6 +53,7 @@ def run(script: str, *arguments: str, **environment: str) -> list:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.matrix
 def test_names_differ_from_recovery_to_recovery(tmp_path: Path) -> None:
     first, second = run(SCRIPT, str(tmp_path / "store"))
     assert first[:3] == ["0__", "1_0", "2_0"]
