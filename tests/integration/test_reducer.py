@@ -239,21 +239,39 @@ def run_with_falls(me: Member, generation: int, phase: str, victim: int) -> list
             falls.discard(trainer.step)
             raise Fall
 
+    def tell(generation: int) -> Path:
+        """What the controller does in a job: who is in a collective of gloo does not always notice by itself."""
+        return Path(me.directory) / f"fall-{generation}"
+
+    def stop_when_told(group: groups.GuardedGroup, over: threading.Event) -> None:
+        while not tell(group.generation).exists() and not over.wait(0.002):
+            pass
+        if not over.is_set():
+            group.stop()
+
     trainer = Trainer(me, faults=fall)
-    trainer.join(generation)
     digests = []
+    over = threading.Event()
+
+    def join() -> None:
+        trainer.join(generation)
+        threading.Thread(target=stop_when_told, args=(trainer.group, over), daemon=True).start()
+
+    join()
     while trainer.step < 6:
         state = [b.clone() for b in trainer.net.buffers()]
         try:
             trainer.train(1, lambda step, rank: step % 3 != 0 or rank == 1)
         except (Fall, Interrupted):
+            tell(generation).touch()
             trainer.group.stop()
             generation += 1
             for buffer, value in zip(trainer.net.buffers(), state, strict=True):
                 buffer.copy_(value)
-            trainer.join(generation)
+            join()
             continue
         digests.append(trainer.digest())
+    over.set()
     trainer.group.stop()
     assert not falls or me.rank != victim
     return digests
