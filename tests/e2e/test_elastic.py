@@ -84,7 +84,9 @@ def test_one_rank_carries_all_others() -> None:
 def test_a_retry_while_smaller() -> None:
     faults = ("kill@step=5,rank=1", "exception@step=8,rank=2,phase=backward", "uce@step=10,rank=0,phase=forward")
     result = run(faults=faults, compare=("--steps=14",))
-    assert [decision for _, decision in kinds(result)][:3] == ["elastic-training", "retry", "retry"], result.explain()
+    # The lost rank may be back at any time, also between the others' faults.
+    own = [decision for found, decision in kinds(result) if "rejoin" not in found]
+    assert own == ["elastic-training", "retry", "retry"], result.explain()
 
 
 @pytest.mark.matrix
