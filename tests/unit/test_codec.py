@@ -115,7 +115,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}-{str(value)[:20]}")
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_a_value_comes_back_with_its_type_and_bits(value):
     assert same(through(value), value)
     assert same(through({"deep": [(value,)]}), {"deep": [(value,)]})
