@@ -1,0 +1,1 @@
+"""The operator: AscendJob to pods, service, PodGroup, rank table and status."""
