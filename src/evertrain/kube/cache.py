@@ -93,7 +93,7 @@ class Cache:
             began = time.monotonic()
             try:
                 if not version:
-                    version = await self._list()
+                    version = await self.refresh()
                 async for change in self._kube.watch(
                     self.kind, self._namespace, resource_version=version, labels=self._labels, fields=self._fields
                 ):
@@ -114,7 +114,8 @@ class Cache:
             failures = min(failures + 1, 16)
             await asyncio.sleep(delay)
 
-    async def _list(self) -> str:
+    async def refresh(self) -> str:
+        """Lists everything; the version of the list."""
         listing = await self._kube.list(self.kind, self._namespace, labels=self._labels, fields=self._fields)
         current = {key_of(item): item for item in listing.items}
         for key in [key for key in self._items if key not in current]:

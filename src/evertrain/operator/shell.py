@@ -44,8 +44,8 @@ class Operator:
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._files = RankFiles(rank_tables)
-        self._observer = Observer(kube, self._files, gang=gang, namespace=namespace)
-        self._carrier = Carrier(kube, self._files, self._observer.wrote, parallel=parallel)
+        self.observer = Observer(kube, self._files, gang=gang, namespace=namespace)
+        self._carrier = Carrier(kube, self._files, self.observer.wrote, parallel=parallel)
         self._queue: WorkQueue[Key] = WorkQueue()
         self._workers = workers
         self._clock = clock
@@ -54,13 +54,13 @@ class Operator:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        self._observer.listen(self._queue.add)
+        self.observer.listen(self._queue.add)
         async with asyncio.TaskGroup() as tasks:
-            for cache in self._observer.caches:
+            for cache in self.observer.caches:
                 tasks.create_task(cache.run())
-            for cache in self._observer.caches:
+            for cache in self.observer.caches:
                 await cache.synced.wait()
-            self._files.remove_others(lambda namespace, job: self._observer.jobs.get(job, namespace) is not None)
+            self._files.remove_others(lambda namespace, job: self.observer.jobs.get(job, namespace) is not None)
             for _ in range(self._workers):
                 tasks.create_task(self._work())
             tasks.create_task(self._resync())
@@ -84,14 +84,14 @@ class Operator:
                 self._queue.done(key)
 
     def _retry(self, key: Key, reason: str) -> None:
-        self._observer.failed(key)
+        self.observer.failed(key)
         delay = self._queue.retry(key)
         logger.info("job %s/%s: %s; again in %.3f s", *key, reason, delay)
 
     async def look(self, key: Key) -> None:
         """One look at one job."""
         now = self._clock()
-        seen = await self._observer.observe(key, now)
+        seen = await self.observer.observe(key, now)
         if seen is None:
             self._files.remove(*key)
             return
@@ -103,5 +103,5 @@ class Operator:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(RESYNC)
-            for job in self._observer.jobs:
+            for job in self.observer.jobs:
                 self._queue.add(key_of(job))
