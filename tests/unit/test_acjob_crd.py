@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from evertrain.acjob.crd import as_yaml, definition
+from evertrain.acjob.crd import definition
 from evertrain.acjob.job import Job
 from evertrain.acjob.validation import validate
 from evertrain.kube.port import Object
+from evertrain.operator.manifests import as_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "deploy" / "crds" / "ascendjobs.yaml"
@@ -33,7 +34,7 @@ def without_pods(crd: Object) -> Object:
 def test_the_shipped_file_is_current() -> None:
     shipped = SHIPPED.read_text()
     if f"lightkube-models {importlib.metadata.version('lightkube-models')}." in shipped.splitlines()[0]:
-        assert shipped == as_yaml(), "run: python -m evertrain.acjob.crd > deploy/crds/ascendjobs.yaml"
+        assert shipped == as_yaml(), "run: python -m evertrain.operator.manifests > deploy/crds/ascendjobs.yaml"
     else:  # other models of pods are installed here
         assert without_pods(yaml.safe_load(shipped)) == without_pods(definition())
 

@@ -189,22 +189,3 @@ def _status() -> Object:
         },
         ("conditions", "replicaStatuses"),
     )
-
-
-def as_yaml() -> str:
-    """The text of deploy/crds: `python -m evertrain.acjob.crd` prints it."""
-    import importlib.metadata
-
-    import yaml
-
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: object) -> bool:
-            return True
-
-    models = importlib.metadata.version("lightkube-models")
-    note = f"# Made by `python -m evertrain.acjob.crd` from lightkube-models {models}.\n"
-    return note + str(yaml.dump(definition(), Dumper=Plain, sort_keys=False, width=120))
-
-
-if __name__ == "__main__":
-    print(as_yaml(), end="")

@@ -1,0 +1,383 @@
+"""What becomes of a job and its pods: the end, the clean-up, deadlines, changes of size, names that are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from acjobs import ascend_job, replica
+from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, SERVICE, Kind
+from evertrain.operator.carry import Again
+from operator_bench import Bench
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def ended(policy: str | None, **pods: str) -> tuple[set[str], set[str]]:
+    """The pods and services that are left of a job whose pods were in these phases when it failed."""
+    left: list[set[str]] = []
+
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(workers=len(pods), run_policy={} if policy is None else {"cleanPodPolicy": policy})
+        for index, phase in enumerate(pods.values()):
+            bench.phase(f"test-job-worker-{index}", phase)
+        bench.phase("test-job-master-0", "Failed")
+        await bench.settle()
+        assert bench.state == "Failed"
+        services = {service["metadata"]["name"] for service in bench.kube.items(SERVICE)}
+        left.extend([{name.removeprefix("test-job-") for name in bench.pods()}, services])
+
+    run(test())
+    return left[0], left[1]
+
+
+@pytest.mark.parametrize("policy", [None, "None"])
+def test_pods_stay_by_default_except_those_that_wait(policy: str | None) -> None:
+    pods, services = ended(policy, a="Running", b="Succeeded", c="Pending")
+    assert pods == {"master-0", "worker-0", "worker-1"}
+    assert services == {"test-job-master-0"}
+
+
+def test_clean_running() -> None:
+    assert ended("Running", a="Running", b="Succeeded", c="Pending")[0] == {"master-0", "worker-1"}
+
+
+def test_clean_all() -> None:
+    assert ended("All", a="Running", b="Succeeded", c="Pending") == (set(), set())
+
+
+def test_time_to_live_after_the_end() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(run_policy={"ttlSecondsAfterFinished": 60})
+        bench.all_pods("Succeeded")
+        await bench.settle()
+        bench.later(59)
+        await bench.settle()
+        assert bench.state == "Succeeded"
+        bench.later(1)
+        await bench.settle()
+        assert not bench.kube.items(ASCEND_JOB)
+        assert not bench.pods()
+
+    run(test())
+
+
+@pytest.mark.parametrize("invalid", [True, False])
+def test_time_to_live_also_of_jobs_that_never_ran(invalid: bool) -> None:
+    async def test() -> None:
+        bench = Bench()
+        specs = {"Master": replica(2 if invalid else 1)}
+        await bench.submit(specs=specs, run_policy={"ttlSecondsAfterFinished": 0, "backoffLimit": 1})
+        if invalid:
+            await bench.settle()
+        else:
+            await bench.settle()
+            bench.admit()
+            await bench.settle()
+            for _ in range(2):
+                bench.kube.remove(POD, "test-job-master-0")
+                await bench.settle()
+        assert not bench.kube.items(ASCEND_JOB)
+
+    run(test())
+
+
+def test_active_deadline_stops_the_job() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(run_policy={"activeDeadlineSeconds": 100})
+        bench.later(99)
+        await bench.settle()
+        assert bench.state == "Running"
+        bench.later(1)
+        await bench.settle()
+        assert bench.last["reason"] == "JobFailed"
+        assert bench.last["message"] == "Job test-job has failed because it was active longer than specified deadline"
+        assert not bench.pods()
+
+    run(test())
+
+
+def test_a_deadline_wakes_the_operator() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(run_policy={"activeDeadlineSeconds": 100})
+        bench.later(99.9)
+        await bench.look()
+        queue = bench.operator._queue
+        assert await asyncio.wait_for(queue.get(), 5) == ("default", "test-job")
+
+    run(test())
+
+
+def test_success_policy_empty_does_not_wait_for_pods_that_never_got_a_node() -> None:
+    async def test(policy: str, state: str) -> None:
+        bench = Bench()
+        await bench.running(workers=2, successPolicy=policy)
+        bench.phase("test-job-master-0", "Succeeded")
+        bench.phase("test-job-worker-0", "Running")
+        bench.phase("test-job-worker-1", "Pending")
+        await bench.settle()
+        assert bench.state == "Running", "somebody still works"
+        bench.phase("test-job-worker-0", "Succeeded")
+        await bench.settle()
+        assert bench.state == state
+
+    run(test("", "Succeeded"))
+    run(test("AllWorkers", "Running"))
+
+
+def test_elastic_training_may_end_smaller() -> None:
+    async def test() -> None:
+        bench = Bench()
+        strategy = {"recover-strategy": "elastic-training"}
+        await bench.running(workers=2, successPolicy="AllWorkers", annotations=strategy)
+        bench.kube.remove(POD, "test-job-worker-1")
+        await bench.settle()
+        assert bench.state == "Running"
+        for name in ("test-job-master-0", "test-job-worker-0"):
+            bench.phase(name, "Succeeded")
+        await bench.settle()
+        assert bench.state == "Succeeded"
+        assert set(bench.pods()) == {"test-job-master-0", "test-job-worker-0"}
+
+    run(test())
+
+
+async def resize(bench: Bench, workers: int) -> None:
+    patch = {"spec": {"replicaSpecs": {"Worker": {"replicas": workers}}}}
+    await bench.kube.patch(ASCEND_JOB, "test-job", "default", patch)
+    await bench.settle()
+
+
+def test_fewer_and_more_replicas() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(workers=3)
+        await resize(bench, 1)
+        assert bench.versions() == {"test-job-master-0": "0", "test-job-worker-0": "0"}
+        [group] = bench.kube.items(POD_GROUP)
+        assert (group["spec"]["minMember"], group["spec"]["minTaskMember"]) == (2, {"master": 1, "worker": 1})
+        await resize(bench, 3)
+        assert bench.versions() == {
+            "test-job-master-0": "0",
+            "test-job-worker-0": "0",
+            "test-job-worker-1": "0",
+            "test-job-worker-2": "0",
+        }
+        assert bench.state == "Running"
+        assert bench.kube.items(POD_GROUP)[0]["spec"]["minMember"] == 4
+        bench.kube.remove(POD, "test-job-worker-2")
+        await bench.settle()
+        assert bench.versions()["test-job-worker-2"] == "1"
+
+    run(test())
+
+
+def test_thirty_pods_deleted_at_once_are_created_at_once() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(workers=40)
+        for index in range(30):
+            bench.kube.remove(POD, f"test-job-worker-{index}")
+        await bench.look()
+        assert len(bench.pods()) == 41
+        assert sum(1 for version in bench.versions().values() if version == "1") == 30
+
+    run(test())
+
+
+def test_pods_that_are_going_hold_their_names_and_count_as_one_round() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(workers=2)
+        bench.kube.lingering = True
+        for name in list(bench.pods()):
+            await bench.kube.delete(POD, name, "default")
+        await bench.settle()
+        assert set(bench.versions().values()) == {"0"}
+        for name in ("test-job-worker-0", "test-job-worker-1", "test-job-master-0"):
+            bench.kube.remove(POD, name)
+            await bench.settle()
+        assert set(bench.versions().values()) == {"1"}
+        assert bench.job()["status"]["restarts"]["count"] == 1
+
+    run(test())
+
+
+def test_pods_and_service_of_an_earlier_job_are_waited_for() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running()
+        del bench.kube.objects[ASCEND_JOB, "default", "test-job"]  # its pods are not collected yet
+        await bench.submit()
+        await bench.settle()
+        bench.admit()
+        old = bench.kube.find(SERVICE, "test-job-master-0")["metadata"]["uid"]
+        with pytest.raises(Again, match="earlier job"):
+            await bench.look()
+        bench.kube.remove(SERVICE, "test-job-master-0")
+        await bench.look()
+        assert bench.kube.find(SERVICE, "test-job-master-0")["metadata"]["uid"] != old
+        with pytest.raises(Again, match="earlier job"):
+            await bench.look()
+        assert bench.state == "Created"
+        for name in list(bench.pods()):
+            bench.kube.remove(POD, name)
+        await bench.settle()
+        uid = bench.job()["metadata"]["uid"]
+        assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in bench.pods().values()} == {uid}
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(POD, "PodCreateFailed"), (SERVICE, "SyncServiceFailed")], ids=["pod", "service"]
+)
+def test_a_stranger_has_the_name(kind: Kind, reason: str) -> None:
+    async def test() -> None:
+        bench = Bench()
+        stranger = {"metadata": {"name": "test-job-master-0", "namespace": "default"}, "spec": {}}
+        await bench.kube.create(kind, stranger)
+        await bench.submit()
+        await bench.settle()
+        bench.admit()
+        for _ in range(4):
+            try:
+                await bench.look()
+            except Again as error:
+                assert "already exists" in str(error)
+        assert bench.last["reason"] == reason
+        assert bench.last["message"].endswith(f'{kind.plural} "test-job-master-0" already exists')
+        bench.kube.remove(kind, "test-job-master-0")
+        await bench.settle()
+        assert len(bench.pods()) == 2
+
+    run(test())
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running()
+        await bench.kube.patch(
+            ASCEND_JOB, "test-job", "default", {"metadata": {"deletionTimestamp": "2026-01-01T10:00:00Z"}}
+        )
+        bench.kube.remove(POD, "test-job-worker-0")
+        await bench.settle()
+        assert set(bench.pods()) == {"test-job-master-0"}
+
+    run(test())
+
+
+def test_an_old_view_of_the_job_is_not_acted_upon() -> None:
+    """The watch of jobs may lag behind that of pods: a job that has just ended must not get its pods back."""
+
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(run_policy={"cleanPodPolicy": "All"})
+        bench.all_pods("Succeeded")
+        observer = bench.operator.observer
+        for cache in observer.caches:
+            await cache.refresh()
+        key = ("default", "test-job")
+        await bench.operator.look(key)  # writes that it has succeeded
+        await bench.operator.look(key)  # deletes the pods
+        await observer.pods.refresh()
+        assert not bench.pods()
+        await bench.operator.look(key)
+        assert not bench.pods()
+        assert bench.state == "Succeeded"
+
+    run(test())
+
+
+def test_status_that_somebody_else_changed_meanwhile_is_not_overwritten() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.submit()
+        for cache in bench.operator.observer.caches:
+            await cache.refresh()
+        await bench.kube.patch(ASCEND_JOB, "test-job", "default", {"metadata": {"labels": {"more": "1"}}})
+        with pytest.raises(Again, match="changed meanwhile"):
+            await bench.operator.look(("default", "test-job"))
+        assert bench.job()["status"] == {}
+        assert not bench.kube.items(POD_GROUP)
+        await bench.settle()
+        assert bench.state == "Created"
+
+    run(test())
+
+
+def test_events_are_said_once() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running()
+        before = bench.events()
+        assert len(before) == len(set(before)) + 1  # two pods were created
+        for reason in ("JobCreated", "JobRunning", "SuccessfulCreatePod"):
+            assert ("Normal", reason) in before
+        await bench.settle()
+        bench.start_operator()
+        await bench.settle()
+        assert bench.events() == before
+
+    run(test())
+
+
+def test_deleting_the_job_by_somebody_takes_everything_along_and_nothing_comes_back() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running()
+        bench.kube.remove(ASCEND_JOB, "test-job")
+        await bench.settle()
+        assert not bench.pods()
+        assert not bench.kube.items(POD_GROUP)
+
+    run(test())
+
+
+def test_job_without_workers() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(workers=0)
+        assert bench.state == "Running"
+        bench.all_pods("Succeeded")
+        await bench.settle()
+        assert bench.job()["status"]["replicaStatuses"] == {"Master": {"succeeded": 1}, "Worker": {}}
+
+    run(test())
+
+
+def test_mindspore_workers_need_no_service() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(framework="mindspore", specs={"Worker": replica(1, chips=1)})
+        assert not bench.kube.items(SERVICE)
+        assert bench.state == "Running"
+
+    run(test())
+
+
+def test_min_available_decides_what_running_means() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.submit(ascend_job(workers=3, run_policy={"schedulingPolicy": {"minAvailable": 2}}))
+        await bench.settle()
+        bench.admit()
+        await bench.settle()
+        bench.phase("test-job-master-0", "Running")
+        await bench.settle()
+        assert bench.state == "Created"
+        bench.phase("test-job-worker-0", "Running")
+        await bench.settle()
+        assert bench.state == "Running"
+
+    run(test())
