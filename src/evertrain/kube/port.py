@@ -89,7 +89,9 @@ class Kube(Protocol):
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object: ...
 
-    async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Listing: ...
+    async def list(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> Listing: ...
 
     def watch(
         self, kind: Kind, namespace: str | None = None, *, resource_version: str, labels: str = "", fields: str = ""
@@ -105,7 +107,9 @@ class Kube(Protocol):
 
     async def replace_status(self, kind: Kind, item: Object) -> Object: ...
 
-    async def patch(self, kind: Kind, name: str, namespace: str | None, patch: Object, *, status: bool = False) -> Object:
+    async def patch(
+        self, kind: Kind, name: str, namespace: str | None, patch: Object, *, status: bool = False
+    ) -> Object:
         """JSON merge patch."""
         ...
 

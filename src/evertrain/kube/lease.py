@@ -1,0 +1,140 @@
+"""Leader election by a Lease: of several that could act, one does.
+
+Who holds the lease renews it. Who doesn't watches how long it stands unchanged, by its own clock: clocks of different
+machines are never compared. A leader that can't renew in time stops acting before anybody else may begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from evertrain.kube.port import LEASE, AlreadyExists, ApiError, Conflict, Kube, NotFound, Object
+
+logger = logging.getLogger(__name__)
+
+DURATION, DEADLINE, PERIOD = 15.0, 10.0, 2.0
+"""Seconds: a lease is free when it wasn't renewed for so long; a leader gives up after so long; it renews so often."""
+
+
+class LostLeadership(Exception):
+    """Somebody else may lead now."""
+
+
+@dataclass
+class Sighting:
+    """The lease as it was last seen to change, and when by our clock."""
+
+    record: Object | None = None
+    at: float = 0.0
+
+    def look(self, lease: Object, now: float) -> None:
+        spec = lease.get("spec") or {}
+        if spec != self.record:
+            self.record, self.at = copy.deepcopy(spec), now
+
+    def is_free(self, me: str, now: float) -> bool:
+        spec = self.record or {}
+        holder = spec.get("holderIdentity") or ""
+        return holder in ("", me) or now - self.at >= float(spec.get("leaseDurationSeconds") or DURATION)
+
+
+def taken(lease: Object, me: str, now: datetime, duration: float) -> Object:
+    """The lease after `me` has taken or renewed it."""
+    lease = copy.deepcopy(lease)
+    spec = lease.setdefault("spec", {})
+    at = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    if spec.get("holderIdentity") != me:
+        had = spec.get("holderIdentity")
+        spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if had is not None else 0)
+        spec["acquireTime"] = at
+    spec |= {"holderIdentity": me, "leaseDurationSeconds": max(1, round(duration)), "renewTime": at}
+    return lease
+
+
+class Leader:
+    def __init__(
+        self,
+        kube: Kube,
+        name: str,
+        namespace: str,
+        me: str,
+        *,
+        duration: float = DURATION,
+        deadline: float = DEADLINE,
+        period: float = PERIOD,
+    ) -> None:
+        if not period < deadline < duration:
+            raise ValueError("a lease is renewed more often than its holder gives up, and that is before it is free")
+        self._kube = kube
+        self._name, self._namespace, self.me = name, namespace, me
+        self._duration, self._deadline, self._period = duration, deadline, period
+        self._sighting = Sighting()
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Waits for leadership, then runs `work`. Raises LostLeadership, with the work cancelled, when it is lost."""
+        while not await self._try():
+            await asyncio.sleep(self._period)
+        logger.info("%s leads (%s)", self.me, self._name)
+        working = asyncio.ensure_future(work())
+        keeping = asyncio.ensure_future(self._keep())
+        try:
+            await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, keeping):
+                task.cancel()
+            await asyncio.gather(working, keeping, return_exceptions=True)
+            if not keeping.done() or keeping.cancelled():
+                await self._release()
+        for task in (working, keeping):
+            if not task.cancelled():
+                task.result()
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
+        while True:
+            await asyncio.sleep(self._period)
+            if await self._try():
+                renewed = loop.time()
+            elif loop.time() - renewed + self._period > self._deadline:
+                raise LostLeadership(f"{self.me} could not renew {self._name} for {self._deadline:g} s")
+
+    async def _try(self) -> bool:
+        """Takes or renews the lease; False if it is another's or can't be reached."""
+        loop = asyncio.get_running_loop()
+        now = datetime.now(UTC)
+        try:
+            async with asyncio.timeout(self._period):
+                try:
+                    lease = await self._kube.get(LEASE, self._name, self._namespace)
+                except NotFound:
+                    metadata = {"name": self._name, "namespace": self._namespace}
+                    fresh = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata}
+                    await self._kube.create(LEASE, taken(fresh, self.me, now, self._duration))
+                    return True
+                self._sighting.look(lease, loop.time())
+                if not self._sighting.is_free(self.me, loop.time()):
+                    return False
+                await self._kube.replace(LEASE, taken(lease, self.me, now, self._duration))
+                return True
+        except (AlreadyExists, Conflict):
+            return False
+        except (ApiError, OSError, TimeoutError) as error:
+            logger.info("lease %s: %s", self._name, error)
+            return False
+
+    async def _release(self) -> None:
+        """So that the next one needn't wait."""
+        try:
+            async with asyncio.timeout(self._period):
+                lease = await self._kube.get(LEASE, self._name, self._namespace)
+                if (lease.get("spec") or {}).get("holderIdentity") == self.me:
+                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._kube.replace(LEASE, lease)
+        except (ApiError, OSError, TimeoutError) as error:
+            logger.info("lease %s is not released: %s", self._name, error)

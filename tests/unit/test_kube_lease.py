@@ -1,0 +1,98 @@
+"""Leader election: one leads, another takes over when it is gone, and never both."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from evertrain.kube.lease import Leader, LostLeadership, Sighting
+from evertrain.kube.port import LEASE, Kind
+from kube_fake import FakeKube
+
+
+def leader(kube: FakeKube, me: str) -> Leader:
+    return Leader(kube, "operator", "mindx-dl", me, duration=0.3, deadline=0.2, period=0.02)
+
+
+class Work:
+    def __init__(self) -> None:
+        self.active: list[str] = []
+        self.history: list[str] = []
+        self.changed = asyncio.Event()
+
+    async def of(self, me: str) -> None:
+        assert not self.active, "two lead"
+        self.active.append(me)
+        self.history.append(me)
+        self.changed.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.active.remove(me)
+
+    async def until(self, *history: str) -> None:
+        async with asyncio.timeout(5):
+            while self.history != list(history):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_one_leads_and_hands_over() -> None:
+    async def test() -> None:
+        kube, work = FakeKube(), Work()
+        first = asyncio.create_task(leader(kube, "a").lead(lambda: work.of("a")))
+        await work.until("a")
+        second = asyncio.create_task(leader(kube, "b").lead(lambda: work.of("b")))
+        await asyncio.sleep(0.4)
+        assert work.history == ["a"]
+        await stop(first)
+        await work.until("a", "b")
+        spec = kube.find(LEASE, "operator", "mindx-dl")["spec"]
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("b", 1)
+        await stop(second)
+
+    asyncio.run(test())
+
+
+def test_a_leader_that_is_cut_off_stops_before_another_begins() -> None:
+    async def test() -> None:
+        kube, work = FakeKube(), Work()
+        first = asyncio.create_task(leader(kube, "a").lead(lambda: work.of("a")))
+        await work.until("a")
+        other = FakeKube()
+        other.objects = kube.objects
+
+        def before(verb: str, kind: Kind, name: str) -> None:
+            raise ConnectionError("cut off")
+
+        kube.before = before
+        second = asyncio.create_task(leader(other, "b").lead(lambda: work.of("b")))
+        with pytest.raises(LostLeadership):
+            await first
+        await work.until("a", "b")
+        await stop(second)
+
+    asyncio.run(test())
+
+
+def test_work_that_fails_is_said() -> None:
+    async def broken() -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        asyncio.run(leader(FakeKube(), "a").lead(broken))
+
+
+def test_clocks_of_others_are_not_believed() -> None:
+    sighting = Sighting()
+    old = {"spec": {"holderIdentity": "a", "renewTime": "1990-01-01T00:00:00.000000Z", "leaseDurationSeconds": 15}}
+    sighting.look(old, 100.0)
+    assert not sighting.is_free("b", 114.9)
+    assert sighting.is_free("b", 115.0)
+    assert sighting.is_free("a", 100.0)

@@ -1,0 +1,187 @@
+"""The whole operator with its watches, on an API in memory that is not kind to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from acjobs import ascend_job
+from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, ApiError, Kind
+from evertrain.operator import __main__ as command
+from evertrain.operator.shell import Operator
+from kube_fake import FakeKube
+
+NOWHERE = Path("/nonexistent")
+
+
+@contextlib.asynccontextmanager
+async def operator(kube: FakeKube) -> AsyncIterator[Operator]:
+    running = Operator(kube, rank_tables=NOWHERE)
+    task = asyncio.ensure_future(running.run())
+    try:
+        await asyncio.wait_for(running.ready.wait(), 10)
+        yield running
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def states(kube: FakeKube) -> dict[str, str]:
+    found = {}
+    for job in kube.items(ASCEND_JOB):
+        conditions = (job.get("status") or {}).get("conditions") or [{"type": ""}]
+        found[job["metadata"]["name"]] = conditions[-1]["type"]
+    return found
+
+
+async def until(kube: FakeKube, wanted: str, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while set(states(kube).values()) != {wanted}:
+            await asyncio.sleep(0.005)
+
+
+async def nodes(kube: FakeKube) -> None:
+    """Lets groups in and pods run."""
+    while True:
+        for group in kube.items(POD_GROUP):
+            if not group.get("status"):
+                kube.set_status(POD_GROUP, group["metadata"]["name"], {"phase": "Running"})
+        for pod in kube.items(POD):
+            phase = pod["status"]["phase"]
+            if phase in ("Pending", "Running"):
+                kube.set_status(
+                    POD, pod["metadata"]["name"], {"phase": "Running" if phase == "Pending" else "Succeeded"}
+                )
+        await asyncio.sleep(0.01)
+
+
+async def vandal(kube: FakeKube) -> None:
+    """Cuts watches, and sometimes the server forgets."""
+    chance = random.Random(3)
+    while True:
+        if chance.random() < 0.3:
+            kube.forget_history()
+        kube.cut_watches()
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def alongside(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_many_jobs_with_watches_cut_all_the_time() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        async with operator(kube), alongside(asyncio.create_task(nodes(kube)), asyncio.create_task(vandal(kube))):
+            for number in range(20):
+                await kube.create(ASCEND_JOB, ascend_job(f"job-{number}", workers=3))
+            await until(kube, "Succeeded")
+        assert len(kube.items(POD)) == 80
+        created = [name for verb, kind, name in kube.calls if (verb, kind) == ("create", "Pod")]
+        assert len(created) == len(set(created))
+
+    asyncio.run(test())
+
+
+def test_operators_that_come_and_go() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        for number in range(10):
+            await kube.create(ASCEND_JOB, ascend_job(f"job-{number}", workers=3))
+        async with alongside(asyncio.create_task(nodes(kube))):
+            for lived in (0.01, 0.02, 0.03, 0.05):
+                async with operator(kube):
+                    await asyncio.sleep(lived)
+            async with operator(kube):
+                await until(kube, "Succeeded")
+        created = [name for verb, kind, name in kube.calls if (verb, kind) == ("create", "Pod")]
+        assert len(created) == len(set(created)) == 40
+
+    asyncio.run(test())
+
+
+def test_thirty_pods_deleted_at_once() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        async with operator(kube):
+            await kube.create(ASCEND_JOB, ascend_job("big", workers=31))
+            async with asyncio.timeout(10):
+                while not kube.items(POD_GROUP):
+                    await asyncio.sleep(0.001)
+                kube.set_status(POD_GROUP, kube.items(POD_GROUP)[0]["metadata"]["name"], {"phase": "Running"})
+                while len(kube.items(POD)) < 32 or not kube.find(ASCEND_JOB, "big")["status"].get("restarts"):
+                    await asyncio.sleep(0.001)
+            for index in range(30):
+                kube.remove(POD, f"big-worker-{index}")
+            began = asyncio.get_running_loop().time()
+            async with asyncio.timeout(10):
+                while len(kube.items(POD)) < 32:
+                    await asyncio.sleep(0.001)
+            assert asyncio.get_running_loop().time() - began < 2
+
+    asyncio.run(test())
+
+
+def test_a_server_that_refuses_now_and_then() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        chance = random.Random(5)
+
+        def before(verb: str, kind: Kind, name: str) -> None:
+            if chance.random() < 0.2:
+                raise chance.choice(
+                    [ApiError(500, "InternalError", "try later"), ConnectionError("reset"), TimeoutError()]
+                )
+
+        kube.before = before
+        async with operator(kube), alongside(asyncio.create_task(nodes(kube))):
+            for number in range(5):
+                while True:
+                    with contextlib.suppress(ApiError, OSError, TimeoutError):
+                        await kube.create(ASCEND_JOB, ascend_job(f"job-{number}"))
+                        break
+            await until(kube, "Succeeded")
+
+    asyncio.run(test())
+
+
+def test_one_job_that_breaks_the_operator_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        async with operator(kube), alongside(asyncio.create_task(nodes(kube))):
+            bad = ascend_job("bad")
+            bad["spec"]["replicaSpecs"]["Worker"]["replicas"] = "many"
+            await kube.create(ASCEND_JOB, bad)
+            await kube.create(ASCEND_JOB, ascend_job("good"))
+            async with asyncio.timeout(10):
+                while states(kube)["good"] != "Succeeded":
+                    await asyncio.sleep(0.005)
+
+    asyncio.run(test())
+    assert "job default/bad" in caplog.text
+
+
+def test_options_of_the_original_are_understood() -> None:
+    options = command.parser().parse_args(
+        ["-enableGangScheduling=false", "-logFile=/x", "-logLevel=2", "-kubeApiQps=800", "-kubeApiBurst=800"]
+    )
+    assert (options.enableGangScheduling, options.logLevel, options.kubeApiBurst) == (False, 2, 800)
+    assert command.parser().parse_args([]).enableGangScheduling is True
+    assert command.parser().parse_args(["--enable-healthz", "-healthz-address=11252"]).healthz_address == 11252
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["-version"])
+    assert capsys.readouterr().out.startswith("ascend-operator version: ")
