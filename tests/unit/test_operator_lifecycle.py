@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from acjobs import ascend_job, replica
-from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, SERVICE, Kind
+from evertrain.kube.port import ASCEND_JOB, EVENT, POD, POD_GROUP, SERVICE, Kind
 from evertrain.operator.carry import Again
 from operator_bench import Bench
 
@@ -190,6 +190,9 @@ def test_thirty_pods_deleted_at_once_are_created_at_once() -> None:
         await bench.look()
         assert len(bench.pods()) == 41
         assert sum(1 for version in bench.versions().values() if version == "1") == 30
+        created = [event for event in bench.kube.items(EVENT) if event["reason"] == "SuccessfulCreatePod"]
+        assert len([event for event in created if event["message"].startswith("Created pod: ")]) <= 30 + 30
+        assert [event["message"] for event in created if "more" in event["message"]] == ["and 11 more"]
 
     run(test())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -15,28 +16,47 @@ from evertrain.operator.actions import Emit
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 1024
+MAX_ALIKE = 30
 
 
 class Events:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
+        self._places = asyncio.Semaphore(8)
 
     async def emit(self, job: Object, events: Sequence[Emit], now: datetime) -> None:
-        for event in events:
-            item = event_object(job, event, now)
-            try:
+        await asyncio.gather(*(self._emit(job, event, now) for event in shortened(events)))
+
+    async def _emit(self, job: Object, event: Emit, now: datetime) -> None:
+        item = event_object(job, event, now)
+        try:
+            async with self._places:
                 try:
                     await self._kube.create(EVENT, item)
                 except AlreadyExists:
                     await self._again(item)
-            except (ApiError, OSError, TimeoutError) as error:
-                logger.info("event %s of job %s is lost: %s", event.reason, job["metadata"]["name"], error)
+        except (ApiError, OSError, TimeoutError) as error:
+            logger.info("event %s of job %s is lost: %s", event.reason, job["metadata"]["name"], error)
 
     async def _again(self, item: Object) -> None:
         metadata = item["metadata"]
         found = await self._kube.get(EVENT, metadata["name"], metadata["namespace"])
         patch = {"count": int(found.get("count") or 1) + 1, "lastTimestamp": item["lastTimestamp"]}
         await self._kube.patch(EVENT, metadata["name"], metadata["namespace"], patch)
+
+
+def shortened(events: Sequence[Emit]) -> list[Emit]:
+    """Of a thousand events for the same reason nobody reads more than the first few."""
+    counts: dict[tuple[str, str], int] = {}
+    found = []
+    for event in events:
+        count = counts[event.type, event.reason] = counts.get((event.type, event.reason), 0) + 1
+        if count <= MAX_ALIKE:
+            found.append(event)
+    for (kind, reason), count in counts.items():
+        if count > MAX_ALIKE:
+            found.append(Emit(kind, reason, f"and {count - MAX_ALIKE} more"))
+    return found
 
 
 def event_object(job: Object, event: Emit, now: datetime) -> Object:
