@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from evertrain.embedded.schema import models
+from evertrain.embedded.schema.columns import COLUMNS
 from evertrain.embedded.schema.kinds import Resource
 
 _STATUS = frozenset({"status"})
+_MODULES = {
+    "": "core_v1",
+    "events.k8s.io": "events_v1",
+    "coordination.k8s.io": "coordination_v1",
+    "scheduling.k8s.io": "scheduling_v1",
+    "apiextensions.k8s.io": "apiextensions_v1",
+}
 
-RESOURCES = (
+
+def definition_name(resource: Resource) -> str:
+    """The name of a built-in kind's definition in OpenAPI documents."""
+    return models.name_of(_MODULES[resource.group], resource.kind)
+
+
+def _complete(resource: Resource) -> Resource:
+    name = definition_name(resource)
+    return replace(
+        resource,
+        singular=resource.kind.lower(),
+        list_kind=resource.kind + "List",
+        storage=resource.storage or f"{resource.group}/{resource.plural}",
+        load=lambda: models.definition(name),
+        definitions=models.definition,
+        columns=COLUMNS.get((resource.group, resource.kind), ()),
+    )
+
+
+_DECLARED = (
     Resource("", "v1", "Namespace", "namespaces", False, short_names=("ns",), subresources=_STATUS | {"finalize"}),
     Resource("", "v1", "Node", "nodes", False, short_names=("no",), subresources=_STATUS),
     Resource(
@@ -36,3 +66,5 @@ RESOURCES = (
         subresources=_STATUS,
     ),
 )
+
+RESOURCES = tuple(_complete(resource) for resource in _DECLARED)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from datetime import datetime
+from functools import partial
 from typing import Any
 
+from evertrain.embedded.schema import models
 from evertrain.embedded.schema.kinds import Column, Resource, Schema
+from evertrain.embedded.schema.structure import OBJECT_META
 from evertrain.kube.port import Object
 
 
@@ -36,6 +41,44 @@ def columns_of(version: Object) -> tuple[Column, ...]:
     else:
         columns.append(Column("Age", ".metadata.creationTimestamp", "date"))
     return tuple(columns)
+
+
+def _complete(schema: Schema) -> Schema:
+    """A custom resource's schema with what every object has."""
+    properties = {**schema.get("properties", {})}
+    described = models.definition(models.name_of("core_v1", "Pod"))["properties"]
+    for field in ("apiVersion", "kind"):
+        properties[field] = described[field]
+    properties["metadata"] = {
+        "allOf": [{"$ref": f"#/components/schemas/{OBJECT_META}"}],
+        "description": described["metadata"]["description"],
+    }
+    return {**schema, "properties": properties}
+
+
+def established(definition: Object, now: datetime) -> Object:
+    """The CustomResourceDefinition with the status of one that is served, for `kubectl wait --for=condition=…`."""
+    status = copy.deepcopy(definition.get("status") or {})
+    names, versions = definition["spec"]["names"], definition["spec"]["versions"]
+    status["acceptedNames"] = copy.deepcopy(names)
+    stored = [version["name"] for version in versions if version.get("storage")]
+    status["storedVersions"] = list(dict.fromkeys([*status.get("storedVersions", ()), *stored]))
+    wanted = {
+        "NamesAccepted": ("NoConflicts", "no conflicts found"),
+        "Established": ("InitialNamesAccepted", "the initial names have been accepted"),
+    }
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    for name, (reason, message) in wanted.items():
+        if conditions.get(name, {}).get("status") != "True":
+            conditions[name] = {
+                "type": name,
+                "status": "True",
+                "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "reason": reason,
+                "message": message,
+            }
+    status["conditions"] = list(conditions.values())
+    return {**definition, "status": status}
 
 
 def resources_of(definition: Object) -> list[Resource]:
@@ -73,7 +116,8 @@ def resources_of(definition: Object) -> list[Resource]:
                 storage=f"{spec['group']}/{names['plural']}",
                 scale=declared.get("scale") or {},
                 selectable=tuple(item["jsonPath"] for item in version.get("selectableFields") or ()),
-                load=lambda schema=schema: schema,  # type: ignore[misc]
+                load=partial(_complete, schema),
+                definitions=models.definition,
                 warning=warning,
             )
         )

@@ -35,9 +35,9 @@ def label_1035_problem(value: str) -> str:
     if _LABEL_1035.fullmatch(value):
         return ""
     return (
-        "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, "
-        "and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is "
-        "'[a-z]([-a-z0-9]*[a-z0-9])?')"
+        "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic "
+        "character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for "
+        "validation is '[a-z]([-a-z0-9]*[a-z0-9])?')"
     )
 
 
@@ -92,8 +92,8 @@ def label_value_problem(value: str) -> str:
         return ""
     return (
         "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start "
-        "and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation "
-        "is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+        "and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for "
+        "validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
     )
 
 

@@ -1,0 +1,160 @@
+"""Sets of fields, as managedFields keeps them.
+
+A path is a tuple of elements: `f:NAME` for a field, `k:{"name":"a"}` for an item of a keyed list, `v:"x"` for a value
+in a set. In FieldsV1 they nest, and `.` says that the place itself belongs to the set, not only what is below it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from evertrain.embedded.schema.kinds import Resource, Schema
+from evertrain.embedded.schema.structure import (
+    ANYTHING,
+    declared,
+    field_schema,
+    is_atomic,
+    is_set,
+    item_key,
+    item_schema,
+    map_keys,
+)
+from evertrain.kube.port import Object
+
+Path = tuple[str, ...]
+Fields = frozenset[Path]
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def item_element(resource: Resource, schema: Schema, item: Any) -> str | None:
+    """How an item of a keyed list or a set is named in a path; None if it can't be."""
+    if map_keys(schema):
+        keys = item_key(resource, schema, item) if isinstance(item, dict) else None
+        return None if keys is None else "k:" + compact(dict(sorted(keys)))
+    return "v:" + compact(item)
+
+
+def fields_of(resource: Resource, item: Object) -> Fields:
+    """All fields that an object sets."""
+    found: set[Path] = set()
+    _collect(resource, resource.schema, item, (), found)
+    return frozenset(found)
+
+
+def _collect(resource: Resource, schema: Schema, value: Any, path: Path, found: set[Path]) -> None:
+    if is_atomic(schema, value) or not isinstance(value, dict | list):
+        found.add(path)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            below = (*path, f"f:{key}")
+            if item is None or item == {} or not declared(schema, key):
+                found.add(below)
+            _collect(resource, field_schema(resource, schema, key) or ANYTHING, item, below, found)
+    else:
+        of_item = item_schema(resource, schema)
+        if not value:
+            found.add(path)
+        for item in value:
+            element = item_element(resource, schema, item)
+            if element is None:
+                found.add(path)
+                continue
+            found.add((*path, element))
+            if not is_set(schema):
+                _collect(resource, of_item, item, (*path, element), found)
+    found.discard(())
+
+
+def encode(fields: Iterable[Path]) -> Object:
+    """As FieldsV1."""
+    root: Object = {}
+    for path in sorted(fields):
+        node = root
+        for element in path:
+            node = node.setdefault(element, {})
+        node["."] = {}
+    return _trimmed(root)
+
+
+def _trimmed(node: Object) -> Object:
+    children = {key: _trimmed(value) for key, value in node.items() if key != "."}
+    if children and "." in node:
+        return {".": {}, **children}
+    return children
+
+
+def decode(node: Any) -> Fields:
+    """From FieldsV1; what can't be read is left out."""
+    found: set[Path] = set()
+
+    def walk(part: Any, path: Path) -> None:
+        if not isinstance(part, dict):
+            return
+        if path and (not part or "." in part):
+            found.add(path)
+        for key, value in part.items():
+            if key != ".":
+                walk(value, (*path, key))
+
+    walk(node, ())
+    return frozenset(found)
+
+
+def shown(path: Path) -> str:
+    """As messages name it: `.spec.containers[name="a"].image`."""
+    text = ""
+    for element in path:
+        kind, _, rest = element.partition(":")
+        if kind == "f":
+            text += f".{rest}"
+        elif kind == "k":
+            keys = json.loads(rest)
+            text += "[" + ",".join(f"{key}={compact(value)}" for key, value in sorted(keys.items())) + "]"
+        else:
+            text += f"[={rest}]"
+    return text
+
+
+def lookup(resource: Resource, item: Object, path: Path) -> Any:
+    """The value at a path; None if there is none."""
+    schema, value = resource.schema, item
+    for element in path:
+        if element.startswith("f:"):
+            if not isinstance(value, dict) or element[2:] not in value:
+                return None
+            schema, value = field_schema(resource, schema, element[2:]) or ANYTHING, value[element[2:]]
+        else:
+            if not isinstance(value, list):
+                return None
+            found = [entry for entry in value if item_element(resource, schema, entry) == element]
+            if not found:
+                return None
+            schema, value = item_schema(resource, schema), found[0]
+    return value
+
+
+def values_of(resource: Resource, item: Object) -> dict[Path, str]:
+    """Every field that is one value, with that value as text: what a comparison compares."""
+    found: dict[Path, str] = {}
+    for path in fields_of(resource, item):
+        found[path] = ""
+    _values(resource, resource.schema, item, (), found)
+    return found
+
+
+def _values(resource: Resource, schema: Schema, value: Any, path: Path, found: dict[Path, str]) -> None:
+    if is_atomic(schema, value) or not isinstance(value, dict | list):
+        found[path] = json.dumps(value, sort_keys=True)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _values(resource, field_schema(resource, schema, key) or ANYTHING, item, (*path, f"f:{key}"), found)
+    elif not is_set(schema):
+        for item in value:
+            element = item_element(resource, schema, item)
+            if element is not None:
+                _values(resource, item_schema(resource, schema), item, (*path, element), found)
