@@ -48,6 +48,20 @@ def _filled(resource: Resource, schema: Schema, value: Any) -> Any:
     return canonical(value) if schema.get(QUANTITY) else value
 
 
+def with_canonical_quantities(resource: Resource, item: Object) -> Object:
+    """Quantities as text, as they are stored; nothing else changes."""
+
+    def walk(schema: Schema, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: walk(field_schema(resource, schema, key) or {}, part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [walk(item_schema(resource, schema), part) for part in value]
+        return canonical(value) if schema.get(QUANTITY) else value
+
+    made: Object = walk(resource.schema, item)
+    return made
+
+
 def _put(target: Object, **values: Any) -> None:
     for key, value in values.items():
         target.setdefault(key, value)

@@ -156,5 +156,7 @@ def _values(resource: Resource, schema: Schema, value: Any, path: Path, found: d
     elif not is_set(schema):
         for item in value:
             element = item_element(resource, schema, item)
-            if element is not None:
+            if element is None:
+                found[path] = json.dumps(value, sort_keys=True)
+            else:
                 _values(resource, item_schema(resource, schema), item, (*path, element), found)

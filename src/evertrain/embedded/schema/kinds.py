@@ -105,6 +105,7 @@ class Registry:
         self._resources: dict[tuple[str, str, str], Resource] = {}
         self._defined: dict[str, tuple[tuple[str, str, str], ...]] = {}
         self.revision = 0
+        self._remembered: tuple[int, dict[str, Any]] = (0, {})
         for resource in resources:
             self._put(resource)
 
@@ -120,6 +121,15 @@ class Registry:
         self._resources[key] = resource
         self.revision += 1
         return key
+
+    def remember(self, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` made, until the kinds change."""
+        if self._remembered[0] != self.revision:
+            self._remembered = (self.revision, {})
+        known = self._remembered[1]
+        if key not in known:
+            known[key] = make()
+        return known[key]
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:
         return self._resources.get((group, version, plural))

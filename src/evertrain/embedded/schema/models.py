@@ -168,11 +168,11 @@ def closure(roots: list[str]) -> dict[str, Schema]:
         if name in found:
             continue
         found[name] = definition(name)
-        waiting.extend(_pointers(found[name]))
+        waiting.extend(pointers(found[name]))
     return dict(sorted(found.items()))
 
 
-def _pointers(schema: Any) -> list[str]:
+def pointers(schema: Any) -> list[str]:
     found: list[str] = []
     if isinstance(schema, dict):
         target = schema.get("$ref")
@@ -180,8 +180,8 @@ def _pointers(schema: Any) -> list[str]:
             found.append(target.rsplit("/", 1)[-1])
         for value in schema.values():
             if isinstance(value, dict | list):
-                found.extend(_pointers(value))
+                found.extend(pointers(value))
     elif isinstance(schema, list):
         for value in schema:
-            found.extend(_pointers(value))
+            found.extend(pointers(value))
     return found

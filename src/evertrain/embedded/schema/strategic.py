@@ -54,7 +54,7 @@ def _object(resource: Resource, schema: Schema, old: Any, patch: Object) -> Obje
             _delete_values(made, key.removeprefix(_DELETE), value)
     orders = {key.removeprefix(_ORDER): value for key, value in patch.items() if key.startswith(_ORDER)}
     for key, value in patch.items():
-        if key == _DIRECTIVE or key == _RETAIN or key.startswith((_DELETE, _ORDER)):
+        if key in (_DIRECTIVE, _RETAIN) or key.startswith((_DELETE, _ORDER)):
             continue
         of_field = field_schema(resource, schema, key) or ANYTHING
         if value is None:
