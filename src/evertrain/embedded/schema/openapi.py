@@ -1,7 +1,7 @@
 """The OpenAPI documents, by which kubectl explains kinds and knows how to patch them.
 
-kubectl asks for version 3 (JSON, one document for a group version) and, where it finds no answer there, for version 2 in
-protobuf, which it takes in no other form. Both are made when first asked for and kept until the kinds change.
+kubectl asks for version 3 (JSON, one document for a group version) and, where it finds no answer there, for version 2
+in protobuf, which it takes in no other form. Both are made when first asked for and kept until the kinds change.
 """
 
 from __future__ import annotations
@@ -204,13 +204,13 @@ def openapi_v2(registry: Registry) -> Object:
 
 
 def openapi_v2_protobuf(registry: Registry) -> bytes:
-    """For GET /openapi/v2 with `Accept: application/com.github.proto-openapi.spec.v2@v1.0+protobuf`, as kubectl asks."""
+    """For GET /openapi/v2 with `Accept: application/com.github.proto-openapi.spec.v2@v1.0+protobuf` (kubectl)."""
     made: bytes = registry.remember("v2pb", lambda: encode_document(openapi_v2(registry)))
     return made
 
 
 def openapi_v3_index(registry: Registry) -> Object:
-    """For GET /openapi/v3. The hash in an address changes with the document, so that clients may keep what they have."""
+    """For GET /openapi/v3. The hash in an address changes with the document, so that clients may keep the rest."""
 
     def make() -> Object:
         paths: Object = {}

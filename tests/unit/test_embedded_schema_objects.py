@@ -1,0 +1,589 @@
+"""What is accepted, what is refused and in which words, and what an accepted object becomes."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from evertrain.embedded.schema import (
+    Refused,
+    Registry,
+    Resource,
+    converted,
+    decode,
+    established,
+    prepare_create,
+    prepare_update,
+)
+
+REGISTRY = Registry.builtin()
+
+
+def kind(plural: str, group: str = "") -> Resource:
+    found = REGISTRY.find(group, "v1", plural)
+    assert found is not None
+    return found
+
+
+POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "a", "namespace": "default"},
+    "spec": {"containers": [{"name": "ascend", "image": "train:1"}]},
+}
+
+
+def pod(**spec: Any) -> dict[str, Any]:
+    made = copy.deepcopy(POD)
+    made["spec"] |= spec
+    return made
+
+
+def refused(resource: Resource, item: dict[str, Any], **options: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        prepare_create(resource, item, **options)
+    return caught.value
+
+
+def test_a_pod_gets_the_defaults_that_kubernetes_gives_it() -> None:
+    item = pod(
+        volumes=[{"name": "code", "configMap": {"name": "c"}}, {"name": "scratch"}],
+        containers=[
+            {
+                "name": "ascend",
+                "image": "train",
+                "ports": [{"containerPort": 2222}],
+                "resources": {"limits": {"huawei.com/Ascend910": 8}},
+                "env": [{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            }
+        ],
+    )
+    made = prepare_create(kind("pods"), item).object
+    container = made["spec"]["containers"][0]
+    assert container["ports"] == [{"containerPort": 2222, "protocol": "TCP"}]
+    assert container["resources"] == {
+        "limits": {"huawei.com/Ascend910": "8"},
+        "requests": {"huawei.com/Ascend910": "8"},
+    }
+    assert container["imagePullPolicy"] == "Always"
+    assert container["env"][0]["valueFrom"]["fieldRef"]["apiVersion"] == "v1"
+    assert made["spec"]["volumes"] == [
+        {"name": "code", "configMap": {"name": "c", "defaultMode": 420}},
+        {"name": "scratch", "emptyDir": {}},
+    ]
+    assert made["spec"]["restartPolicy"] == "Always"
+    assert made["spec"]["terminationGracePeriodSeconds"] == 30
+    assert {t["key"]: t["tolerationSeconds"] for t in made["spec"]["tolerations"]} == {
+        "node.kubernetes.io/not-ready": 300,
+        "node.kubernetes.io/unreachable": 300,
+    }
+    assert made["status"] == {"phase": "Pending", "qosClass": "BestEffort"}
+    assert prepare_create(kind("pods"), POD).object["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
+
+
+def test_preparing_twice_changes_nothing() -> None:
+    made = prepare_create(kind("pods"), POD).object
+    assert prepare_update(kind("pods"), made, made).object == made
+
+
+def test_unknown_fields_are_refused_reported_or_ignored() -> None:
+    item = pod(foo=1)
+    item["spec"]["containers"][0]["imagee"] = "x"
+    error = refused(kind("pods"), item, field_validation="Strict", duplicates=["spec.containers"])
+    assert error.code == 400 and error.reason == "BadRequest"
+    assert error.message == (
+        'Pod in version "v1" cannot be handled as a Pod: strict decoding error: duplicate field "spec.containers", '
+        'unknown field "spec.containers[0].imagee", unknown field "spec.foo"'
+    )
+    ready = prepare_create(kind("pods"), item, field_validation="Warn")
+    assert ready.warnings == ['unknown field "spec.containers[0].imagee"', 'unknown field "spec.foo"']
+    assert "foo" not in ready.object["spec"] and "imagee" not in ready.object["spec"]["containers"][0]
+    ready = prepare_create(kind("pods"), item, field_validation="Ignore")
+    assert ready.warnings == [] and "foo" not in ready.object["spec"]
+    assert refused(kind("pods"), POD, field_validation="strict").code == 400
+
+
+def test_a_wrong_type_in_a_builtin_kind_is_refused_by_the_decoder() -> None:
+    error = refused(kind("pods"), pod(terminationGracePeriodSeconds="soon"))
+    assert error.code == 400
+    assert error.message == (
+        'Pod in version "v1" cannot be handled as a Pod: json: cannot unmarshal string into Go struct field '
+        "Pod.spec.terminationGracePeriodSeconds of type integer"
+    )
+    for item in (pod(containers="x"), pod(containers=["x"]), {**POD, "metadata": []}, {**POD, "spec": 1}):
+        assert refused(kind("pods"), item).code == 400
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (pod(containers=[]), "spec.containers: Required value"),
+        ({**POD, "spec": {}}, "spec.containers: Required value"),
+        (pod(restartPolicy="Sometimes"), "spec.restartPolicy: Unsupported value"),
+        (pod(containers=[{"name": "A", "image": "x"}]), 'spec.containers[0].name: Invalid value: "A": a lowercase'),
+        (pod(containers=[{"name": "a"}]), "spec.containers[0].image: Required value"),
+        (
+            pod(containers=[{"name": "a", "image": "x"}, {"name": "a", "image": "x"}]),
+            'spec.containers[1].name: Duplicate value: "a"',
+        ),
+        (
+            pod(containers=[{"name": "a", "image": "x", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]),
+            'spec.containers[0].volumeMounts[0].name: Not found: "v"',
+        ),
+        (
+            pod(containers=[{"name": "a", "image": "x", "ports": [{"containerPort": 70000}]}]),
+            "spec.containers[0].ports[0].containerPort: Invalid value: 70000: must be between 1 and 65535, inclusive",
+        ),
+        (
+            pod(containers=[{"name": "a", "image": "x", "resources": {"limits": {"cpu": "many"}}}]),
+            'spec.containers[0].resources.limits.cpu: Invalid value: "many": quantities must match',
+        ),
+        (
+            pod(
+                containers=[
+                    {"name": "a", "image": "x", "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}
+                ]
+            ),
+            'resources.requests: Invalid value: "2": must be less than or equal to cpu limit of 1500m',
+        ),
+        (
+            pod(containers=[{"name": "a", "image": "x", "resources": {"limits": {"huawei.com/Ascend910": "1.5"}}}]),
+            "must be an integer",
+        ),
+        (
+            pod(containers=[{"name": "a", "image": "x", "env": [{"name": "A", "value": "1", "valueFrom": {}}]}]),
+            'spec.containers[0].env[0].valueFrom: Invalid value: "": may not be specified when `value` is not empty',
+        ),
+        (pod(volumes=[{"name": "v", "emptyDir": {}, "hostPath": {"path": "/"}}]), "may not specify more than 1 volume"),
+        (
+            {**POD, "metadata": {"name": "Big", "namespace": "default"}},
+            'metadata.name: Invalid value: "Big": a lowercase',
+        ),
+        (
+            {**POD, "metadata": {"namespace": "default"}},
+            "metadata.name: Required value: name or generateName is required",
+        ),
+        (
+            {**POD, "metadata": {"name": "a", "namespace": "default", "labels": {"a": "b c"}}},
+            'metadata.labels: Invalid value: "b c": a valid label must be',
+        ),
+        (
+            {**POD, "metadata": {"name": "a", "namespace": "default", "labels": {"/a": "b"}}},
+            'metadata.labels: Invalid value: "/a": prefix part must be non-empty',
+        ),
+    ],
+)
+def test_what_makes_a_pod_invalid(item: dict[str, Any], message: str) -> None:
+    error = refused(kind("pods"), item)
+    assert (error.code, error.reason) == (422, "Invalid")
+    assert message in error.message
+    assert error.message.startswith(f'Pod "{item["metadata"].get("name", "")}" is invalid: ')
+    assert error.details["causes"][0]["field"]
+
+
+def test_several_errors_come_together() -> None:
+    error = refused(kind("pods"), pod(containers=[{"name": "a"}, {"name": "b"}]))
+    assert error.message == (
+        'Pod "a" is invalid: [spec.containers[0].image: Required value, spec.containers[1].image: Required value]'
+    )
+    assert [cause["field"] for cause in error.details["causes"]] == [
+        "spec.containers[0].image",
+        "spec.containers[1].image",
+    ]
+
+
+def test_null_means_not_given_in_builtin_kinds() -> None:
+    item = pod(nodeName=None, volumes=None)
+    item["metadata"]["creationTimestamp"] = None
+    made = prepare_create(kind("pods"), item, field_validation="Strict").object
+    assert "nodeName" not in made["spec"] and "creationTimestamp" not in made["metadata"]
+
+
+def test_a_pod_hardly_changes() -> None:
+    old = prepare_create(kind("pods"), POD).object
+    new = copy.deepcopy(old)
+    new["spec"]["containers"][0]["image"] = "train:2"
+    made = prepare_update(kind("pods"), new, old).object
+    assert made["spec"]["containers"][0]["image"] == "train:2"
+    assert made["metadata"]["generation"] == 2
+    for change in ({"nodeName": "n"}, {"restartPolicy": "Never"}, {"tolerations": [{"operator": "Exists"}]}):
+        new = copy.deepcopy(old)
+        new["spec"] |= change
+        with pytest.raises(Refused, match="pod updates may not change|toleration can not be modified"):
+            prepare_update(kind("pods"), new, old)
+
+
+def test_status_and_spec_have_their_own_doors() -> None:
+    old = prepare_create(kind("pods"), POD).object
+    old["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z"}
+    new = copy.deepcopy(old)
+    new["status"] = {"phase": "Running"}
+    del new["metadata"]["uid"], new["metadata"]["creationTimestamp"]
+    assert prepare_update(kind("pods"), new, old).object == old
+    new["spec"]["nodeName"] = "elsewhere"
+    made = prepare_update(kind("pods"), new, old, subresource="status").object
+    assert made == {**old, "status": {"phase": "Running"}}
+
+
+def test_another_uid_is_a_conflict() -> None:
+    old = prepare_create(kind("pods"), POD).object
+    old["metadata"]["uid"] = "one"
+    new = copy.deepcopy(old)
+    new["metadata"]["uid"] = "two"
+    with pytest.raises(
+        Refused, match="Precondition failed: UID in precondition: two, UID in object meta: one"
+    ) as caught:
+        prepare_update(kind("pods"), new, old)
+    assert caught.value.code == 409
+
+
+def test_the_wrong_kind_or_version_is_refused() -> None:
+    assert "cannot be handled as a Service" in refused(kind("services"), POD).message
+    error = refused(kind("pods"), {**POD, "apiVersion": "v2"})
+    assert "does not match the expected API version (v1)" in error.message and error.code == 400
+
+
+def service(**spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "s", "namespace": "default"}, "spec": {"ports": [{"port": 80}], **spec}}
+
+
+def test_services() -> None:
+    made = prepare_create(kind("services"), service()).object
+    assert made["spec"]["ports"] == [{"port": 80, "protocol": "TCP", "targetPort": 80}]
+    assert made["spec"]["type"] == "ClusterIP" and made["apiVersion"] == "v1"
+    made["spec"]["clusterIP"] = "127.64.0.1"
+    assert prepare_update(kind("services"), service(), made).object["spec"]["clusterIP"] == "127.64.0.1"
+    with pytest.raises(Refused, match="may not change once set"):
+        prepare_update(kind("services"), service(clusterIP="127.64.0.2"), made)
+    assert "spec.ports: Required value" in refused(kind("services"), service(ports=[])).message
+    assert prepare_create(kind("services"), service(ports=[], clusterIP="None"))
+    both = refused(kind("services"), service(ports=[{"port": 80}, {"port": 81}])).message
+    assert "spec.ports[0].name: Required value" in both
+    assert "DNS-1035" in refused(kind("services"), {**service(), "metadata": {"name": "1s", "namespace": "d"}}).message
+
+
+def test_config_maps_and_secrets() -> None:
+    item = {"metadata": {"name": "c", "namespace": "d"}, "data": {"a b": "x"}}
+    assert "data[a b]: Invalid value" in refused(kind("configmaps"), item).message
+    item = {"metadata": {"name": "c", "namespace": "d"}, "data": {"a": "x" * 2**21}}
+    assert "Too long: may not be more than 1048576 bytes" in refused(kind("configmaps"), item).message
+    old = prepare_create(
+        kind("configmaps"), {"metadata": {"name": "c", "namespace": "d"}, "data": {"a": "b"}, "immutable": True}
+    ).object
+    with pytest.raises(Refused, match="data: Forbidden: field is immutable when `immutable` is set"):
+        prepare_update(kind("configmaps"), {**old, "data": {"a": "c"}}, old)
+    secret = prepare_create(
+        kind("secrets"), {"metadata": {"name": "s", "namespace": "d"}, "stringData": {"a": "secret"}}
+    ).object
+    assert secret["data"] == {"a": "c2VjcmV0"} and secret["type"] == "Opaque" and "stringData" not in secret
+    with pytest.raises(Refused, match="type: Invalid value"):
+        prepare_update(kind("secrets"), {**secret, "type": "other"}, secret)
+    wrong = {"metadata": {"name": "s", "namespace": "d"}, "data": {"a": "%%%"}}
+    assert "must be of type byte" in refused(kind("secrets"), wrong).message
+
+
+def test_events_have_two_faces() -> None:
+    core = prepare_create(
+        kind("events"),
+        {
+            "metadata": {"name": "e", "namespace": "d"},
+            "involvedObject": {"kind": "Pod", "name": "a", "namespace": "d"},
+            "message": "hello",
+            "count": 3,
+            "source": {"component": "x"},
+        },
+    ).object
+    new = converted(core, kind("events", "events.k8s.io"))
+    assert (new["apiVersion"], new["note"], new["deprecatedCount"]) == ("events.k8s.io/v1", "hello", 3)
+    assert new["regarding"]["name"] == "a"
+    assert converted(new, kind("events")) == core
+    other = {"metadata": {"name": "e", "namespace": "d"}, "involvedObject": {"kind": "Pod", "namespace": "x"}}
+    assert "does not match event.namespace" in refused(kind("events"), other).message
+
+
+def test_finalizers_of_an_object_that_goes_away() -> None:
+    old = prepare_create(kind("configmaps"), {"metadata": {"name": "c", "namespace": "d"}}).object
+    old["metadata"] |= {"deletionTimestamp": "2026-01-02T03:04:05Z", "finalizers": ["a/b"]}
+    new = copy.deepcopy(old)
+    del new["metadata"]["finalizers"], new["metadata"]["deletionTimestamp"]
+    made = prepare_update(kind("configmaps"), new, old).object
+    assert "finalizers" not in made["metadata"] and made["metadata"]["deletionTimestamp"]
+    new["metadata"]["finalizers"] = ["a/b", "c/d"]
+    with pytest.raises(Refused, match="no new finalizers can be added"):
+        prepare_update(kind("configmaps"), new, old)
+
+
+def test_owners() -> None:
+    item = {"metadata": {"name": "c", "namespace": "d", "ownerReferences": [{"apiVersion": "v1", "kind": "Pod"}]}}
+    assert "metadata.ownerReferences[0]" in refused(kind("configmaps"), item).message
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": True}
+    item["metadata"]["ownerReferences"] = [owner, {**owner, "uid": "w"}]
+    assert "Only one reference can have Controller set to true" in refused(kind("configmaps"), item).message
+
+
+# --- what comes over the wire -----------------------------------------------------------------------------------
+
+
+def test_decoding_finds_keys_given_twice() -> None:
+    found = decode(b'{"spec": {"a": 1, "b": [{"c": 1, "c": 2}], "a": 2}, "spec2": {}}')
+    assert found.value["spec"]["a"] == 2
+    assert found.duplicates == ["spec.a", "spec.b[0].c"]
+    found = decode(b"spec:\n  a: 1\n  a: 2\n  when: 2026-01-02\n  1: x\n", "application/apply-patch+yaml")
+    assert found.duplicates == ["spec.a"]
+    assert found.value["spec"] == {"a": 2, "when": "2026-01-02", "1": "x"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"1",
+        b"\xff\xfe",
+        b'{"a": NaN}',
+        b'{"a":' * 500 + b"1" + b"}" * 500,
+        b"[" * 100_000,
+    ],
+)
+def test_what_cannot_be_read_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        decode(body)
+    assert caught.value.code == 400
+
+
+@pytest.mark.parametrize("body", [b"a: [", b"a: &x 1\nb: *x", b"? [1, 2]\n: 3", b"a: !!python/object:os.system x"])
+def test_yaml_that_is_refused(body: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        decode(body, "application/yaml")
+    assert caught.value.code == 400
+
+
+# --- custom resources -------------------------------------------------------------------------------------------
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "spec": {
+            "type": "object",
+            "required": ["size"],
+            "properties": {
+                "size": {"type": "integer", "minimum": 1, "maximum": 9, "format": "int32"},
+                "color": {"type": "string", "enum": ["red", "blue"], "default": "red"},
+                "port": {"x-kubernetes-int-or-string": True},
+                "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+                "note": {"type": "string", "nullable": True, "pattern": "^n", "maxLength": 4},
+                "when": {"type": "string", "format": "date-time"},
+                "deep": {"type": "object", "default": {}, "properties": {"a": {"type": "integer", "default": 7}}},
+                "items": {
+                    "type": "array",
+                    "maxItems": 3,
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["name"],
+                    "items": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {"name": {"type": "string"}, "value": {"type": "integer", "default": 1}},
+                    },
+                },
+                "tags": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+            },
+        },
+        "status": {"type": "object", "properties": {"phase": {"type": "string"}}},
+    },
+}
+DEFINITION: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "toys.example.com"},
+    "spec": {
+        "group": "example.com",
+        "scope": "Namespaced",
+        "names": {"plural": "toys", "kind": "Toy", "shortNames": ["ty"], "categories": ["all"]},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": SCHEMA},
+                "subresources": {"status": {}},
+            },
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": False,
+                "deprecated": True,
+                "schema": {"openAPIV3Schema": SCHEMA},
+                "subresources": {"status": {}},
+            },
+        ],
+    },
+}
+CRD = REGISTRY.find("apiextensions.k8s.io", "v1", "customresourcedefinitions")
+
+
+def toys() -> Resource:
+    assert CRD is not None
+    registry = Registry.builtin()
+    registry.add_definition(prepare_create(CRD, DEFINITION, field_validation="Strict").object)
+    found = registry.find("example.com", "v1", "toys")
+    assert found is not None
+    return found
+
+
+def toy(**spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "t", "namespace": "d"}, "spec": {"size": 3, **spec}}
+
+
+def test_a_definition_makes_a_kind_and_takes_it_away() -> None:
+    assert CRD is not None
+    registry = Registry.builtin()
+    before = registry.revision
+    registry.add_definition(prepare_create(CRD, DEFINITION).object)
+    assert registry.revision > before
+    assert registry.groups()["example.com"] == ["v1", "v1alpha1"]
+    found = registry.of({"apiVersion": "example.com/v1", "kind": "Toy"})
+    assert found is not None and found.short_names == ("ty",) and found.list_kind == "ToyList" and found.has_status
+    smaller = copy.deepcopy(DEFINITION)
+    smaller["spec"]["versions"].pop()
+    registry.add_definition(prepare_create(CRD, smaller).object)
+    assert registry.find("example.com", "v1alpha1", "toys") is None
+    registry.remove_definition("toys.example.com")
+    assert "example.com" not in registry.groups()
+
+
+def test_custom_resources_get_defaults_and_lose_unknown_fields() -> None:
+    item = toy(free={"a": {"b": 1}}, items=[{"name": "x"}], labels={"k": "v"}, color=None, foo=1)
+    ready = prepare_create(toys(), item)
+    assert ready.warnings == ['unknown field "spec.foo"']
+    assert ready.object["spec"] == {
+        "size": 3,
+        "free": {"a": {"b": 1}},
+        "items": [{"name": "x", "value": 1}],
+        "labels": {"k": "v"},
+        "color": "red",
+        "deep": {"a": 7},
+    }
+    assert ready.object["metadata"]["generation"] == 1
+    error = refused(toys(), toy(foo=1, items=[{"name": "x", "bar": 2}]), field_validation="Strict")
+    assert error.message == (
+        'Toy in version "v1" cannot be handled as a Toy: strict decoding error: unknown field "spec.foo", '
+        'unknown field "spec.items[0].bar"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"size": "big"}, 'spec.size: Invalid value: "string": spec.size in body must be of type integer: "string"'),
+        ({"size": 0}, "spec.size: Invalid value: 0: spec.size in body should be greater than or equal to 1"),
+        ({"size": 10}, "spec.size: Invalid value: 10: spec.size in body should be less than or equal to 9"),
+        ({"size": None}, 'spec.size: Invalid value: "null": spec.size in body must be of type integer: "null"'),
+        ({"size": True}, 'must be of type integer: "boolean"'),
+        ({"color": "green"}, 'spec.color: Unsupported value: "green": supported values: "red", "blue"'),
+        ({"port": True}, "must be of type integer,string"),
+        ({"note": "x"}, "spec.note: Invalid value: \"x\": spec.note in body should match '^n'"),
+        ({"note": "nnnnn"}, "spec.note: Too long: may not be more than 4 bytes"),
+        ({"when": "today"}, 'spec.when in body must be of type date-time: "today"'),
+        ({"items": [{"name": "a"}, {"name": "a"}]}, 'spec.items[1]: Duplicate value: {"name": "a"}'),
+        ({"items": [{}]}, "spec.items[0].name: Required value"),
+        ({"items": [{"name": str(i)} for i in range(4)]}, "spec.items: Too many: 4: must have at most 3 items"),
+        ({"tags": ["a", "a"]}, 'spec.tags[1]: Duplicate value: "a"'),
+        ({"labels": {"a": 1}}, "spec.labels.a: Invalid value"),
+        ({"items": {}}, 'spec.items in body must be of type array: "object"'),
+    ],
+)
+def test_what_makes_a_custom_resource_invalid(spec: dict[str, Any], message: str) -> None:
+    error = refused(toys(), toy(**spec))
+    assert error.code == 422
+    assert error.message.startswith('Toy.example.com "t" is invalid: ')
+    assert message in error.message
+
+
+def test_what_a_custom_resource_may_be() -> None:
+    for spec in ({"port": 1}, {"port": "http"}, {"note": None}, {"size": 9}, {"when": "2026-01-02T03:04:05.5+02:00"}):
+        prepare_create(toys(), toy(**spec))
+    assert (
+        "spec.size: Required value"
+        in refused(toys(), {"metadata": {"name": "t", "namespace": "d"}, "spec": {}}).message
+    )
+    odd = {**toy(), "metadata": {"name": "t", "namespace": "d", "labels": {"a": 1}}}
+    assert refused(toys(), odd).code == 400
+
+
+def test_generations_and_the_status_of_custom_resources() -> None:
+    old = prepare_create(toys(), {**toy(), "status": {"phase": "Done"}}).object
+    assert "status" not in old
+    made = prepare_update(toys(), {**old, "status": {"phase": "Done"}}, old, subresource="status").object
+    assert made["status"] == {"phase": "Done"} and made["metadata"]["generation"] == 1
+    new = copy.deepcopy(made)
+    new["spec"]["size"] = 4
+    new["status"] = {}
+    newer = prepare_update(toys(), new, made).object
+    assert newer["metadata"]["generation"] == 2 and newer["status"] == {"phase": "Done"}
+    labelled = copy.deepcopy(newer)
+    labelled["metadata"]["labels"] = {"a": "b"}
+    assert prepare_update(toys(), labelled, newer).object["metadata"]["generation"] == 2
+
+
+def test_a_deprecated_version_warns() -> None:
+    assert CRD is not None
+    registry = Registry.builtin()
+    registry.add_definition(prepare_create(CRD, DEFINITION).object)
+    old = registry.find("example.com", "v1alpha1", "toys")
+    assert old is not None
+    ready = prepare_create(old, {**toy(), "apiVersion": "example.com/v1alpha1", "kind": "Toy"})
+    assert ready.warnings == ["example.com/v1alpha1 Toy is deprecated"]
+    assert converted(ready.object, toys())["apiVersion"] == "example.com/v1"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": {"name": "x.example.com"}}, "must be spec.names.plural"),
+        ({"spec": {**DEFINITION["spec"], "scope": "Galaxy"}}, "spec.scope: Unsupported value"),
+        ({"spec": {**DEFINITION["spec"], "versions": []}}, "spec.versions: Required value"),
+        (
+            {"spec": {**DEFINITION["spec"], "versions": [{**DEFINITION["spec"]["versions"][0], "storage": False}]}},
+            "must have exactly one version marked as storage version",
+        ),
+        (
+            {
+                "spec": {
+                    **DEFINITION["spec"],
+                    "versions": [
+                        {
+                            "name": "v1",
+                            "served": True,
+                            "storage": True,
+                            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {}}}},
+                            "additionalPrinterColumns": [{"name": "A", "type": "string", "jsonPath": ".a["}],
+                        }
+                    ],
+                }
+            },
+            "properties[spec].type: Required value: must not be empty for specified object fields",
+        ),
+    ],
+)
+def test_what_makes_a_definition_invalid(change: dict[str, Any], message: str) -> None:
+    assert CRD is not None
+    error = refused(CRD, {**DEFINITION, **change})
+    assert error.code == 422 and message in error.message
+
+
+def test_an_established_definition_keeps_its_times() -> None:
+    assert CRD is not None
+    item = prepare_create(CRD, DEFINITION).object
+    first = established(item, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
+    again = established(first, datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC))
+    assert first == again
+    assert {c["type"]: c["status"] for c in first["status"]["conditions"]} == {
+        "NamesAccepted": "True",
+        "Established": "True",
+    }
+    assert first["status"]["storedVersions"] == ["v1"]
+    assert first["status"]["acceptedNames"]["listKind"] == "ToyList"
