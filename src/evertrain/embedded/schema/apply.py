@@ -61,7 +61,7 @@ def applied(
     mine = of_interest(resource, fields_of(resource, patch), subresource)
     merged = _merge(resource, resource.schema, live, patch)
     for entry in before:
-        kept = mine.union(*(other.fields for other in others))
+        kept = mine.union(fieldsets.empty_places(resource, patch), *(other.fields for other in others))
         merged = removed(resource, merged, entry.fields - mine, kept)
     changed, gone = compare(resource, live, merged)
     conflicts = [(entry, entry.fields & changed) for entry in others if entry.fields & changed]
@@ -73,7 +73,8 @@ def applied(
         at = before[0].time
     made = written(merged, [*left, Managed(me, mine, at)])
     if manager == "kubectl" and LAST_APPLIED in ((live.get("metadata") or {}).get("annotations") or {}):
-        made["metadata"].setdefault("annotations", {})[LAST_APPLIED] = _last_applied(patch)
+        annotations = made["metadata"].get("annotations") or {}
+        made["metadata"]["annotations"] = {**annotations, LAST_APPLIED: _last_applied(patch)}
     return made
 
 

@@ -57,8 +57,6 @@ def _collect(resource: Resource, schema: Schema, value: Any, path: Path, found: 
             _collect(resource, field_schema(resource, schema, key) or ANYTHING, item, below, found)
     else:
         of_item = item_schema(resource, schema)
-        if not value:
-            found.add(path)
         for item in value:
             element = item_element(resource, schema, item)
             if element is None:
@@ -68,6 +66,26 @@ def _collect(resource: Resource, schema: Schema, value: Any, path: Path, found: 
             if not is_set(schema):
                 _collect(resource, of_item, item, (*path, element), found)
     found.discard(())
+
+
+def empty_places(resource: Resource, item: Object) -> Fields:
+    """Objects and lists that are there but empty: they set no field, and yet somebody wants them."""
+    found: set[Path] = set()
+
+    def walk(schema: Schema, value: Any, path: Path) -> None:
+        if value in ({}, []):
+            found.add(path)
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                walk(field_schema(resource, schema, key) or ANYTHING, part, (*path, f"f:{key}"))
+        elif isinstance(value, list) and map_keys(schema):
+            for part in value:
+                element = item_element(resource, schema, part)
+                if element is not None:
+                    walk(item_schema(resource, schema), part, (*path, element))
+
+    walk(resource.schema, item, ())
+    return frozenset(found)
 
 
 def encode(fields: Iterable[Path]) -> Object:
