@@ -14,7 +14,6 @@ Everything that refuses raises `Refused`, which carries the Status object for th
 
 from evertrain.embedded.schema.apply import applied, tracked
 from evertrain.embedded.schema.decoding import Decoded, decode
-from evertrain.embedded.schema.definitions import established
 from evertrain.embedded.schema.discovery import (
     aggregated_discovery,
     group_document,
@@ -46,7 +45,6 @@ __all__ = [
     "bad_request",
     "converted",
     "decode",
-    "established",
     "group_document",
     "group_list",
     "invalid_object",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from evertrain.embedded.schema.ages import age, parse_time
+from evertrain.embedded.schema.ages import age
 from evertrain.embedded.schema.kinds import Column
 from evertrain.kube.port import Object
 
@@ -235,16 +235,6 @@ def _event(event: Object, now: datetime) -> list[Any]:
         count,
         _name(event),
     ]
-
-
-def event_time(event: Object) -> datetime:
-    """When an event was last seen, for sorting."""
-    series = event.get("series") or {}
-    for value in (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")):
-        when = parse_time(value)
-        if when is not None:
-            return when
-    return datetime.fromtimestamp(0, UTC)
 
 
 def _secret(secret: Object, now: datetime) -> list[Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -56,31 +54,6 @@ def _complete(schema: Schema) -> Schema:
     return {**schema, "properties": properties}
 
 
-def established(definition: Object, now: datetime) -> Object:
-    """The CustomResourceDefinition with the status of one that is served, for `kubectl wait --for=condition=…`."""
-    status = copy.deepcopy(definition.get("status") or {})
-    names, versions = definition["spec"]["names"], definition["spec"]["versions"]
-    status["acceptedNames"] = copy.deepcopy(names)
-    stored = [version["name"] for version in versions if version.get("storage")]
-    status["storedVersions"] = list(dict.fromkeys([*status.get("storedVersions", ()), *stored]))
-    wanted = {
-        "NamesAccepted": ("NoConflicts", "no conflicts found"),
-        "Established": ("InitialNamesAccepted", "the initial names have been accepted"),
-    }
-    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
-    for name, (reason, message) in wanted.items():
-        if conditions.get(name, {}).get("status") != "True":
-            conditions[name] = {
-                "type": name,
-                "status": "True",
-                "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "reason": reason,
-                "message": message,
-            }
-    status["conditions"] = list(conditions.values())
-    return {**definition, "status": status}
-
-
 def resources_of(definition: Object) -> list[Resource]:
     """The served versions of a valid CustomResourceDefinition."""
     spec = definition["spec"]
@@ -110,11 +83,10 @@ def resources_of(definition: Object) -> list[Resource]:
                 list_kind=names.get("listKind") or names["kind"] + "List",
                 short_names=tuple(names.get("shortNames") or ()),
                 categories=tuple(names.get("categories") or ()),
-                subresources=frozenset(declared),
+                subresources=frozenset(declared) & {"status"},
                 columns=columns_of(version),
                 custom=True,
                 storage=f"{spec['group']}/{names['plural']}",
-                scale=declared.get("scale") or {},
                 selectable=tuple(item["jsonPath"] for item in version.get("selectableFields") or ()),
                 load=partial(_complete, schema),
                 definitions=models.definition,

@@ -7,7 +7,6 @@ from evertrain.kube.port import Object
 
 SUBRESOURCE_VERBS: dict[str, tuple[str, ...]] = {
     "status": ("get", "patch", "update"),
-    "scale": ("get", "patch", "update"),
     "log": ("get",),
     "binding": ("create",),
     "eviction": ("create",),
@@ -17,7 +16,6 @@ SUBRESOURCE_VERBS: dict[str, tuple[str, ...]] = {
 _FOREIGN = {
     "binding": ("", "v1", "Binding"),
     "eviction": ("policy", "v1", "Eviction"),
-    "scale": ("autoscaling", "v1", "Scale"),
 }
 """Subresources whose body is of another kind than the object."""
 

@@ -138,24 +138,6 @@ def shown(path: Path) -> str:
     return text
 
 
-def lookup(resource: Resource, item: Object, path: Path) -> Any:
-    """The value at a path; None if there is none."""
-    schema, value = resource.schema, item
-    for element in path:
-        if element.startswith("f:"):
-            if not isinstance(value, dict) or element[2:] not in value:
-                return None
-            schema, value = field_schema(resource, schema, element[2:]) or ANYTHING, value[element[2:]]
-        else:
-            if not isinstance(value, list):
-                return None
-            found = [entry for entry in value if item_element(resource, schema, entry) == element]
-            if not found:
-                return None
-            schema, value = item_schema(resource, schema), found[0]
-    return value
-
-
 def values_of(resource: Resource, item: Object) -> dict[Path, str]:
     """Every field that is one value, with that value as text: what a comparison compares."""
     found: dict[Path, str] = {}

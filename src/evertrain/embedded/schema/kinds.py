@@ -49,8 +49,6 @@ class Resource:
     """Made by a CustomResourceDefinition."""
     storage: str = ""
     """`group/plural` under which the objects are kept: one for all versions, and one for both kinds of Event."""
-    scale: Object = field(default_factory=dict, hash=False, compare=False)
-    """Of a custom resource with a `scale` subresource: its three paths."""
     selectable: tuple[str, ...] = ()
     """Further fields for field selectors, as paths (`.spec.color`)."""
     load: Callable[[], Schema] = field(default=dict, hash=False, compare=False, repr=False)

@@ -67,6 +67,8 @@ def _structured(resource: Resource, item: Object, field_validation: str, duplica
         )
     if not resource.custom:
         item = without_nulls(item)
+    elif "metadata" in item:
+        item = {**item, "metadata": without_nulls(item["metadata"] or {})}
     pruned, unknown = prune(resource, item)
     pruned |= {"apiVersion": resource.api_version, "kind": resource.kind}
     problems = [f'duplicate field "{path}"' for path in duplicates] + [f'unknown field "{path}"' for path in unknown]
