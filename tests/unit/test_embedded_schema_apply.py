@@ -172,6 +172,7 @@ def test_atomic_lists_have_one_owner() -> None:
         ),
         ({**config(), "metadata": {"name": "c", "managedFields": [{"manager": "x"}]}}, "managedFields must be nil"),
         ({**config(), "apiVersion": "v2"}, "must have apiVersion v1"),
+        (pod({"name": "a", "image": 1}), r'.spec.containers\[0\].image: expected string, got "integer"'),
         (pod({"name": "a"}, {"name": "a"}), r'.spec.containers: duplicate entries for key \[name="a"\]'),
     ],
 )

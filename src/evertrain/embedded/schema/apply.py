@@ -30,6 +30,7 @@ from evertrain.embedded.schema.managers import (
 )
 from evertrain.embedded.schema.pruning import prune, without_nulls
 from evertrain.embedded.schema.structure import ANYTHING, field_schema, is_atomic, is_set, item_schema, map_keys
+from evertrain.embedded.schema.validation import schema_errors
 from evertrain.kube.port import Object
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -100,6 +101,10 @@ def _checked(resource: Resource, old: Object | None, patch: Any, manager: str) -
         listed = ", ".join(f".{path}: field not declared in schema" for path in unknown)
         raise bad_request(f"failed to create typed patch object ({described}): {listed}")
     patch = patch if resource.custom else with_canonical_quantities(resource, without_nulls(patch))
+    for error in schema_errors(resource, patch):
+        if error.reason == "FieldValueTypeInvalid":
+            words = error.message.rpartition(" in body must be of type ")[2].replace(": ", ", got ")
+            raise bad_request(f"failed to create typed patch object ({described}): .{error.field}: expected {words}")
     for where, key in _repeated(resource, resource.schema, patch, ""):
         raise bad_request(
             f"failed to create typed patch object ({described}): {where}: duplicate entries for key {key}"

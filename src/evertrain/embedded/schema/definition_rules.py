@@ -125,7 +125,8 @@ def _structural(path: str, schema: Any, found: list[FieldError]) -> None:
             found.append(
                 required(f"{path}.x-kubernetes-list-map-keys", "must not be empty if x-kubernetes-list-type is map")
             )
-        known = (schema.get("items") or {}).get("properties") or {}
+        items = schema.get("items")
+        known = (items.get("properties") or {}) if isinstance(items, dict) else {}
         for index, key in enumerate(keys):
             if key not in known:
                 field = f"{path}.x-kubernetes-list-map-keys[{index}]"

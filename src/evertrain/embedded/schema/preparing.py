@@ -86,6 +86,9 @@ def _structured(resource: Resource, item: Object, field_validation: str, duplica
     in_metadata = [error for error in mistyped if error.field.startswith("metadata")]
     if in_metadata:
         raise bad_request(_mistyped(resource, in_metadata[0]))
+    if not resource.custom:
+        # Whoever reports a status says what there is to say; nobody is asked for more.
+        errors = [e for e in errors if e.reason != "FieldValueRequired" or not e.field.startswith("status")]
     _refuse(resource, pruned, errors)
     return Prepared(pruned if resource.custom else defaulted(resource, pruned), warnings)
 

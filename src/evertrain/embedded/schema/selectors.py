@@ -248,8 +248,8 @@ class FieldSelector:
             path, operator, value = found.groups()
             if path not in known:
                 raise bad_request(
-                    f'Unable to find "{resource.api_version}, Resource={resource.plural}" that match label selector '
-                    f'"", field selector "{text}": field label not supported: {path}'
+                    f'Unable to find "{resource.group}/{resource.version}, Resource={resource.plural}" that match '
+                    f'label selector "", field selector "{text}": field label not supported: {path}'
                 )
             terms.append((path, operator != "!=", re.sub(r"\\([\\,=])", r"\1", value.strip())))
         return cls(tuple(terms))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -25,7 +26,7 @@ def _path(text: str) -> JSONPath | None:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value)
+    return json.dumps(value, separators=(",", ":")) if isinstance(value, dict | list) else str(value)
 
 
 def _cell(column: Column, item: Object, now: datetime) -> Any:
