@@ -40,7 +40,7 @@ def metadata_errors(resource: Resource, item: Object) -> list[FieldError]:
         problem = _name_problem(resource, name)
         if problem:
             found.append(invalid("metadata.name", name, problem))
-    namespace = metadata.get("namespace")
+    namespace: str = metadata.get("namespace") or ""
     if resource.namespaced and not namespace:
         found.append(required("metadata.namespace"))
     elif resource.namespaced and label_problem(namespace):

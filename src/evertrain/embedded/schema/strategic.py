@@ -35,7 +35,7 @@ def _object(resource: Resource, schema: Schema, old: Any, patch: Object) -> Obje
     """None if the patch deletes the object."""
     directive = patch.get(_DIRECTIVE)
     if directive == "replace":
-        return _plain({key: value for key, value in patch.items() if key != _DIRECTIVE})
+        return dict(_plain({key: value for key, value in patch.items() if key != _DIRECTIVE}))
     if directive == "delete":
         return None
     if directive not in (None, "merge"):
