@@ -104,7 +104,10 @@ OBJECTS: list[dict[str, Any]] = [
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": META,
-        "spec": {"ports": [{"port": 1, "name": "a", "targetPort": "x"}, {"port": 2, "name": "b"}], "selector": {"a": "b"}},
+        "spec": {
+            "ports": [{"port": 1, "name": "a", "targetPort": "x"}, {"port": 2, "name": "b"}],
+            "selector": {"a": "b"},
+        },
     },
     {"apiVersion": "v1", "kind": "ConfigMap", "metadata": META, "data": {"a": "b"}, "immutable": True},
     {"apiVersion": "v1", "kind": "Secret", "metadata": META, "data": {"a": "YQ=="}, "stringData": {"b": "c"}},
