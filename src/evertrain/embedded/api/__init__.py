@@ -1,0 +1,1 @@
+"""The Kubernetes API on one machine: what `kubectl` and our own parts talk to."""
