@@ -1,0 +1,152 @@
+"""What the server itself adds to objects of some kinds, or refuses, after the schema was content. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+from evertrain.embedded.api.services import allocate
+from evertrain.embedded.schema import FieldError, Registry, Resource
+from evertrain.kube.port import Object
+
+CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
+"""Finalizer of a CustomResourceDefinition: its objects go first."""
+TOLERATION_SECONDS = 300
+"""So long pods stay bound to a node that isn't ready, unless they say otherwise."""
+
+
+def before_create(
+    registry: Registry, resource: Resource, item: Object, siblings: Iterable[Object], now: str
+) -> list[FieldError]:
+    match resource.group, resource.kind:
+        case "", "Pod":
+            _pod(item)
+        case "", "Service":
+            item["status"] = {"loadBalancer": {}}
+            return allocate(item, siblings)
+        case "", "Namespace":
+            item.setdefault("spec", {})["finalizers"] = ["kubernetes"]
+            item["status"] = {"phase": "Active"}
+            _name_label(item)
+        case "apiextensions.k8s.io", "CustomResourceDefinition":
+            return _definition(registry, item, None, now)
+    return []
+
+
+def before_update(
+    registry: Registry, resource: Resource, item: Object, old: Object, siblings: Iterable[Object], now: str
+) -> list[FieldError]:
+    match resource.group, resource.kind:
+        case "", "Service":
+            return allocate(item, siblings, old)
+        case "", "Namespace":
+            _name_label(item)
+        case "apiextensions.k8s.io", "CustomResourceDefinition":
+            return _definition(registry, item, old, now)
+    return []
+
+
+def needs_siblings(resource: Resource) -> bool:
+    return (resource.group, resource.kind) == ("", "Service")
+
+
+def encode_secret(item: Object) -> None:
+    """stringData is for writers only: it becomes part of data."""
+    texts = item.get("stringData")
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        return
+    del item["stringData"]
+    data: Any = item.setdefault("data", {})
+    if data is None:
+        data = item["data"] = {}
+    if isinstance(data, dict):
+        for key, text in texts.items():
+            data[key] = base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def _name_label(item: Object) -> None:
+    metadata = item["metadata"]
+    labels = metadata.setdefault("labels", {})
+    labels["kubernetes.io/metadata.name"] = metadata["name"]
+
+
+def _pod(item: Object) -> None:
+    spec = item["spec"]
+    spec.setdefault("serviceAccountName", "default")
+    spec.setdefault("serviceAccount", spec["serviceAccountName"])
+    tolerations = spec.setdefault("tolerations", [])
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if not any(_tolerates(toleration, key) for toleration in tolerations):
+            tolerations.append(
+                {
+                    "key": key,
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": TOLERATION_SECONDS,
+                }
+            )
+    item["status"] = {"phase": "Pending", "qosClass": quality(spec)}
+
+
+def _tolerates(toleration: Object, key: str) -> bool:
+    return toleration.get("key", "") in ("", key) and toleration.get("effect", "") in ("", "NoExecute")
+
+
+def quality(spec: Object) -> str:
+    """The quality-of-service class, by cpu and memory of all containers."""
+    guaranteed, any_given = True, False
+    for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
+        resources = container.get("resources") or {}
+        requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+        for name in ("cpu", "memory"):
+            if name in requests or name in limits:
+                any_given = True
+            if name not in limits or requests.get(name, limits[name]) != limits[name]:
+                guaranteed = False
+    if not any_given:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def _definition(registry: Registry, item: Object, old: Object | None, now: str) -> list[FieldError]:
+    """Gives a CustomResourceDefinition the conditions that say that it is served."""
+    spec, metadata = item["spec"], item["metadata"]
+    names = spec["names"]
+    for version in spec["versions"]:
+        taken = registry.find(spec["group"], version["name"], names["plural"])
+        if taken is not None and not taken.custom:
+            message = f'Invalid value: "{spec["group"]}": {taken.qualified} is a built-in resource'
+            return [FieldError("spec.group", "FieldValueInvalid", message)]
+    finalizers = metadata.setdefault("finalizers", [])
+    if CLEANUP not in finalizers and not metadata.get("deletionTimestamp"):
+        finalizers.append(CLEANUP)
+    if not finalizers:
+        del metadata["finalizers"]
+    status = item.setdefault("status", {})
+    status["acceptedNames"] = {
+        key: names[key]
+        for key in ("plural", "singular", "shortNames", "kind", "listKind", "categories")
+        if names.get(key)
+    }
+    stored = status.setdefault("storedVersions", [])
+    for version in spec["versions"]:
+        if version.get("storage") and version["name"] not in stored:
+            stored.append(version["name"])
+    conditions = status.setdefault("conditions", [])
+    have = {condition.get("type") for condition in conditions}
+    if "NamesAccepted" not in have:
+        conditions.append(_condition("NamesAccepted", "NoConflicts", "no conflicts found", now))
+    if "Established" not in have:
+        conditions.append(
+            _condition("Established", "InitialNamesAccepted", "the initial names have been accepted", now)
+        )
+    if metadata.get("deletionTimestamp") and "Terminating" not in have:
+        conditions.append(
+            _condition("Terminating", "InstanceDeletionPending", "CustomResourceDefinition marked for deletion", now)
+        )
+    return []
+
+
+def _condition(kind: str, reason: str, message: str, now: str) -> Object:
+    return {"type": kind, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message}

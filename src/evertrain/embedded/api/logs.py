@@ -1,0 +1,90 @@
+"""Logs of pods: the question, as the nodes get it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from evertrain.embedded.schema import bad_request
+from evertrain.kube.port import Object
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    container: str
+    follow: bool = False
+    previous: bool = False
+    timestamps: bool = False
+    tail: int | None = None
+    since: datetime | None = None
+    """Lines older than that are left out."""
+    limit: int | None = None
+    """In bytes."""
+
+
+class LogsUnavailable(Exception):
+    """There are none, or not yet; the message is for the user."""
+
+
+class LogSource(Protocol):
+    """Whoever runs the pods. The iterator yields pieces of text as they come; with `follow` it ends with the container.
+    Raises LogsUnavailable before the first piece."""
+
+    def __call__(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]: ...
+
+
+async def no_logs(pod: Object, request: LogRequest) -> AsyncIterator[bytes]:
+    """Of a server without nodes."""
+    raise LogsUnavailable(f"no node keeps logs of pod {pod['metadata']['name']}")
+    yield b""
+
+
+def log_request(pod: Object, query: Mapping[str, str], now: datetime) -> LogRequest:
+    """From the query of GET pods/NAME/log. Raises Refused (400)."""
+    name = pod["metadata"]["name"]
+    spec = pod.get("spec") or {}
+    containers = [item["name"] for item in spec.get("containers") or ()]
+    others = [item["name"] for key in ("initContainers", "ephemeralContainers") for item in spec.get(key) or ()]
+    container = query.get("container", "")
+    if not container:
+        if len(containers) != 1:
+            choice = "[" + " ".join(containers) + "]"
+            raise bad_request(f"a container name must be specified for pod {name}, choose one of: {choice}")
+        container = containers[0]
+    elif container not in containers + others:
+        raise bad_request(f"container {container} is not valid for pod {name}")
+    since: datetime | None = None
+    seconds = _number(query, "sinceSeconds")
+    if seconds is not None:
+        since = datetime.fromtimestamp(now.timestamp() - seconds, now.tzinfo)
+    elif query.get("sinceTime"):
+        try:
+            since = datetime.fromisoformat(query["sinceTime"])
+        except ValueError:
+            raise bad_request(f"invalid sinceTime: {query['sinceTime']!r}") from None
+        if since.tzinfo is None:
+            raise bad_request("sinceTime needs a time zone")
+    return LogRequest(
+        container=container,
+        follow=is_true(query.get("follow", "")),
+        previous=is_true(query.get("previous", "")),
+        timestamps=is_true(query.get("timestamps", "")),
+        tail=_number(query, "tailLines"),
+        since=since,
+        limit=_number(query, "limitBytes"),
+    )
+
+
+def is_true(text: str) -> bool:
+    return text.lower() in ("true", "1", "t")
+
+
+def _number(query: Mapping[str, str], key: str) -> int | None:
+    text = query.get(key, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()) or len(text) > 15:
+        raise bad_request(f"{key} must be a number that is not negative, not {text!r}")
+    return int(text)

@@ -1,0 +1,90 @@
+"""Addresses and ports of Services. Pure.
+
+Everything has an address of its own on the loopback interface: pods in the lower half of 127.64.0.0/10, Services in the
+upper half, so that the two never have to be compared.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+from evertrain.embedded.schema import FieldError
+from evertrain.kube.port import Object
+
+POD_RANGE = ipaddress.IPv4Network("127.64.0.0/11")
+SERVICE_RANGE = ipaddress.IPv4Network("127.96.0.0/11")
+NODE_PORTS = range(30000, 32768)
+
+
+def used_addresses(services: Iterable[Object]) -> set[str]:
+    return {address for service in services for address in (service["spec"].get("clusterIPs") or ())}
+
+
+def allocate(service: Object, others: Iterable[Object], old: Object | None = None) -> list[FieldError]:
+    """Fills in addresses and node ports in place. Returns what can't be granted."""
+    spec = service["spec"]
+    others = list(others)
+    errors: list[FieldError] = []
+    if spec.get("type") == "ExternalName":
+        for key in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
+            spec.pop(key, None)
+        return errors
+    if old is not None and old["spec"].get("clusterIP") and old["spec"].get("type") != "ExternalName":
+        for key in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
+            if key in old["spec"]:
+                spec.setdefault(key, old["spec"][key])
+        if spec["clusterIP"] == "":
+            spec["clusterIP"] = old["spec"]["clusterIP"]
+    asked = spec.get("clusterIP") or next(iter(spec.get("clusterIPs") or ()), "")
+    if asked != "None":
+        used = used_addresses(others)
+        if not asked:
+            asked = _free_address(used)
+        elif asked in used:
+            errors.append(
+                _invalid("spec.clusterIPs", f'["{asked}"]', "failed to allocate IP: provided IP is already allocated")
+            )
+        elif not _in_range(asked):
+            detail = f"failed to allocate IP: the provided IP is not in the valid range {SERVICE_RANGE}"
+            errors.append(_invalid("spec.clusterIPs", f'["{asked}"]', detail))
+    spec["clusterIP"] = asked
+    spec["clusterIPs"] = [asked]
+    spec.setdefault("ipFamilies", ["IPv4"])
+    spec.setdefault("ipFamilyPolicy", "SingleStack")
+    if spec.get("type") in ("NodePort", "LoadBalancer"):
+        taken = {port.get("nodePort") for other in others for port in other["spec"].get("ports") or ()}
+        before = {
+            (port.get("port"), port.get("protocol")): port.get("nodePort")
+            for port in (old["spec"].get("ports") or () if old else ())
+        }
+        for port in spec.get("ports") or ():
+            if not port.get("nodePort"):
+                known = before.get((port.get("port"), port.get("protocol")))
+                port["nodePort"] = known or next(number for number in NODE_PORTS if number not in taken)
+            elif port["nodePort"] in taken:
+                errors.append(
+                    _invalid("spec.ports.nodePort", str(port["nodePort"]), "provided port is already allocated")
+                )
+            taken.add(port["nodePort"])
+    return errors
+
+
+def _invalid(field: str, value: str, detail: str) -> FieldError:
+    return FieldError(field, "FieldValueInvalid", f"Invalid value: {value}: {detail}")
+
+
+def _in_range(address: str) -> bool:
+    try:
+        return ipaddress.IPv4Address(address) in SERVICE_RANGE
+    except ValueError:
+        return False
+
+
+def _free_address(used: set[str]) -> str:
+    number = int(SERVICE_RANGE.network_address) + 1
+    while True:
+        address = str(ipaddress.IPv4Address(number))
+        if address not in used:
+            return address
+        number += 1
