@@ -18,7 +18,17 @@ from starlette.routing import Route
 from evertrain.embedded.api.core import APPLY, Api, WriteOptions, Written
 from evertrain.embedded.api.deletion import DeleteOptions, delete_options, is_dry_run
 from evertrain.embedded.api.documents import documents
-from evertrain.embedded.api.http import JSON, YAML, Accepted, Stream, accepted, answer, read_body, read_object, refusal
+from evertrain.embedded.api.http import (
+    JSON,
+    OBJECTS,
+    Accepted,
+    Stream,
+    accepted,
+    answer,
+    read_body,
+    read_object,
+    refusal,
+)
 from evertrain.embedded.api.listing import ListOptions, Page, shown
 from evertrain.embedded.api.logs import LogSource, LogsUnavailable, is_true, log_request, no_logs
 from evertrain.embedded.api.paths import Path, parse
@@ -112,7 +122,7 @@ class App:
                     resource, self.api.page(resource, path.namespace, _list_options(query)), form, query
                 )
             case "POST":
-                body, options = await self._body(request, query, JSON, YAML)
+                body, options = await self._body(request, query, *OBJECTS)
                 return self._wrote(
                     request, resource, self.api.create(resource, path.namespace or "", body.value, options), query
                 )
@@ -226,7 +236,7 @@ class App:
             case "GET" | "HEAD":
                 return self._shown(request, resource, self.api.get(resource, namespace, path.name), query)
             case "PUT":
-                body, options = await self._body(request, query, JSON, YAML)
+                body, options = await self._body(request, query, *OBJECTS)
                 return self._wrote(
                     request, resource, self.api.update(resource, namespace, path.name, body.value, options), query
                 )
@@ -280,7 +290,7 @@ class App:
             case "status", "GET":
                 return self._shown(request, resource, self.api.get(resource, namespace, path.name), query)
             case "status", "PUT":
-                body, options = await self._body(request, query, JSON, YAML)
+                body, options = await self._body(request, query, *OBJECTS)
                 written = self.api.update(resource, namespace, path.name, body.value, options, subresource="status")
                 return self._wrote(request, resource, written, query)
             case "status", "PATCH":
@@ -288,19 +298,19 @@ class App:
             case "log", "GET":
                 return await self._log(path, resource, query)
             case "binding", "POST":
-                body, options = await self._body(request, query, JSON, YAML)
+                body, options = await self._body(request, query, *OBJECTS)
                 self.api.bind(resource, namespace, path.name, body.value, options.dry_run)
                 return answer(
                     {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201
                 )
             case "eviction", "POST":
-                body, options = await self._body(request, query, JSON, YAML)
+                body, options = await self._body(request, query, *OBJECTS)
                 self._evict(resource, namespace, path.name, body, options)
                 return answer(
                     {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, 201
                 )
             case "finalize", "PUT":
-                body, options = await self._body(request, query, JSON, YAML)
+                body, options = await self._body(request, query, *OBJECTS)
                 return self._wrote(
                     request, resource, self.api.finalize_namespace(resource, path.name, body.value, options), query
                 )
@@ -365,8 +375,8 @@ class App:
         content: Any = None
         if body.strip():
             media = _media(request) or JSON
-            if media not in (JSON, YAML):
-                raise unsupported_media_type(JSON, YAML)
+            if media not in OBJECTS:
+                raise unsupported_media_type(*OBJECTS)
             content = (await read_object(body, media)).value
         return delete_options(content, dict(query))
 

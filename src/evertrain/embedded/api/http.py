@@ -15,7 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from evertrain.embedded.api.status import not_acceptable, too_large
+from evertrain.embedded.api.protobuf import MEDIA as PROTOBUF
+from evertrain.embedded.api.protobuf import NotReadable, read_protobuf
+from evertrain.embedded.api.status import not_acceptable, too_large, unsupported_media_type
 from evertrain.embedded.schema import Decoded, Refused, decode
 from evertrain.kube.port import Object
 
@@ -26,6 +28,8 @@ _BODY_SECONDS = 60.0
 _YAML_IN_THREAD = 16 << 10
 JSON = "application/json"
 YAML = "application/yaml"
+OBJECTS = (JSON, YAML, PROTOBUF)
+"""Media types of bodies that are objects."""
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +97,12 @@ async def read_body(request: Request) -> bytes:
 
 
 async def read_object(body: bytes, content_type: str) -> Decoded:
-    """Raises Refused (400)."""
+    """Raises Refused (400, 415)."""
+    if content_type == PROTOBUF:
+        try:
+            return Decoded(read_protobuf(body))
+        except NotReadable:
+            raise unsupported_media_type(JSON, YAML) from None
     if content_type.endswith("yaml"):
         # kubectl names it YAML and sends JSON, which is read a hundred times as fast.
         if body.lstrip()[:1] == b"{":

@@ -58,7 +58,7 @@ class ApiServer:
         return f"https://{self.host}:{self.port}"
 
     async def start(self) -> None:
-        """Not `uvicorn.Server.serve`: that takes over the signals of the process and asks every 0.1 s whether to end."""
+        """Not `uvicorn.Server.serve`: that takes over the signals of the process and polls whether to end."""
         await self._server.startup(sockets=[self._socket])
 
     async def stop(self) -> None:
