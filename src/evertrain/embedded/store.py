@@ -103,6 +103,7 @@ class Store:
         *,
         history_changes: int = HISTORY_CHANGES,
         history_bytes: int = HISTORY_BYTES,
+        first_version: int = 1,
     ) -> None:
         """Without a path nothing outlives the process."""
         self._history_changes = history_changes
@@ -119,7 +120,7 @@ class Store:
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS counter (one INTEGER PRIMARY KEY CHECK (one = 1), version INTEGER)"
         )
-        self._db.execute("INSERT OR IGNORE INTO counter VALUES (1, 1)")
+        self._db.execute("INSERT OR IGNORE INTO counter VALUES (1, ?)", (first_version,))
         self._shelves: dict[str, _Shelf] = {}
         (self.version,) = self._db.execute("SELECT version FROM counter").fetchone()
         """Of the latest change."""
