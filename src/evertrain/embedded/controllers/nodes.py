@@ -161,7 +161,7 @@ class NodeLifecycle:
             return
         added = [
             taint.get("timeAdded")
-            for taint in node["spec"].get("taints") or ()
+            for taint in (node.get("spec") or {}).get("taints") or ()
             if taint.get("effect") == "NoExecute" and taint.get("key") in (NOT_READY, UNREACHABLE)
         ]
         since = min((_parse(text) for text in added if text), default=datetime.now(UTC))
