@@ -26,7 +26,9 @@ from evertrain.embedded.schema import (
 from evertrain.kube.port import Object
 
 VERSION = "v1.32.0"
-_V2_PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+_V2_PROTOBUF = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+_V2_ASKED = (_V2_PROTOBUF, _V2_PROTOBUF.replace("v2.v1.0", "v2@v1.0"))
+"""Clients ask for it by its old name, which they themselves can't read in an answer."""
 _cache: WeakKeyDictionary[Registry, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
 """Documents are made once for each state of the registry."""
 
@@ -105,7 +107,7 @@ def _cached(registry: Registry, key: str, make: Any, form: Accepted) -> Response
 def _openapi_v2(registry: Registry, accept: str) -> Response | None:
     for wish in accept.split(",") if accept else ("*/*",):
         media = wish.partition(";")[0].strip()
-        if media == _V2_PROTOBUF:
+        if media in _V2_ASKED:
             response = _cached(registry, "/openapi/v2 protobuf", lambda: openapi_v2_protobuf(registry), Accepted())
             if response is not None:
                 response.headers["content-type"] = _V2_PROTOBUF
