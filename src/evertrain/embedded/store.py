@@ -113,6 +113,8 @@ class Store:
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
+        # Moving the log into the file waits for the disk; better seldom than every few hundred changes.
+        self._db.execute("PRAGMA wal_autocheckpoint=8000")
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS objects (resource TEXT, namespace TEXT, name TEXT, version INTEGER, data BLOB,"
             " PRIMARY KEY (resource, namespace, name)) WITHOUT ROWID"

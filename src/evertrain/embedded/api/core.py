@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +20,7 @@ from evertrain.embedded.api.status import already_exists, changed, conflict, for
 from evertrain.embedded.api.watching import Watch
 from evertrain.embedded.schema import (
     FieldError,
+    Prepared,
     Refused,
     Registry,
     Resource,
@@ -39,6 +40,7 @@ APPLY = "application/apply-patch+yaml"
 NAMESPACES, PODS, DEFINITIONS = "/namespaces", "/pods", "apiextensions.k8s.io/customresourcedefinitions"
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 _MAX_NAME_BASE = 58
+_STATUS_PARTS = frozenset({"apiVersion", "kind", "metadata", "status"})
 
 
 @dataclass(frozen=True)
@@ -259,15 +261,8 @@ class Api:
         if (resource.group, resource.kind) == ("", "Secret"):
             admission.encode_secret(item)
         old = shown(resource, record)
-        prepared = prepare_update(
-            resource,
-            item,
-            old,
-            subresource=subresource,
-            field_validation=options.validation,
-            duplicates=options.duplicates,
-        )
-        new, moment = prepared.object, self.now()
+        prepared, moment = self._prepared(resource, item, old, options, subresource), self.now()
+        new = prepared.object
         if not subresource:
             siblings = self._siblings(resource, record.namespace, record.name)
             errors = admission.before_update(self.registry, resource, new, old, siblings, _text(moment))
@@ -278,8 +273,34 @@ class Api:
         if _same(new, old, managed=not track):
             return Written(self.own(resource, record), warnings=warnings)
         if track:
-            new = tracked(resource, old, new, manager=options.manager, now=moment, subresource=subresource)
+            new = _tracked(resource, old, new, options.manager, moment, subresource)
         return replace(self._store(resource, record, new, options.dry_run), warnings=warnings)
+
+    def _prepared(
+        self, resource: Resource, item: Object, old: Object, options: WriteOptions, subresource: str
+    ) -> Prepared:
+        if subresource != "status" or resource.custom:
+            return prepare_update(
+                resource,
+                item,
+                old,
+                subresource=subresource,
+                field_validation=options.validation,
+                duplicates=options.duplicates,
+            )
+        # The rest can't change, so it isn't looked at: a pod's status is written often, and its spec is large.
+        prepared = prepare_update(
+            resource,
+            _part(item, _STATUS_PARTS),
+            _part(old, _STATUS_PARTS),
+            subresource=subresource,
+            field_validation=options.validation,
+            duplicates=options.duplicates,
+        )
+        written = _part(prepared.object, _STATUS_PARTS)
+        rest = {key: value for key, value in old.items() if key not in _STATUS_PARTS}
+        status = {"status": written.pop("status")} if "status" in written else {}
+        return Prepared({**written, **rest, **status}, prepared.warnings)
 
     def _store(self, resource: Resource, record: Record, item: Object, dry_run: bool) -> Written:
         """Writes the next state of an object; one that only waited for its last finalizer is gone then."""
@@ -499,6 +520,17 @@ class Api:
                 "metadata.namespace", "NamespaceTerminating", f"namespace {namespace} is being terminated"
             )
             raise forbidden(resource, str(item["metadata"].get("name", "")), why, [cause])
+
+
+def _part(item: Object, keys: Container[str]) -> Object:
+    return {key: value for key, value in item.items() if key in keys}
+
+
+def _tracked(resource: Resource, old: Object, new: Object, manager: str, now: datetime, subresource: str) -> Object:
+    """Who manages what can only change in the parts that did."""
+    parts = {key for key in (*old, *new) if old.get(key) != new.get(key)} | {"apiVersion", "kind", "metadata"}
+    managed = tracked(resource, _part(old, parts), _part(new, parts), manager=manager, now=now, subresource=subresource)
+    return {**new, "metadata": managed["metadata"]}
 
 
 def _same(new: Object, old: Object, *, managed: bool) -> bool:
