@@ -96,8 +96,10 @@ class App:
                 raise method_not_allowed()
             return document
         parsed = parse(path)
-        resource = parsed and self.api.registry.find(parsed.group, parsed.version, parsed.plural)
-        if parsed is None or resource is None:
+        if parsed is None:
+            raise path_not_found()
+        resource = self.api.registry.find(parsed.group, parsed.version, parsed.plural)
+        if resource is None:
             raise path_not_found()
         if resource.namespaced and parsed.namespace is None and (parsed.name or request.method == "POST"):
             raise path_not_found() if parsed.name else method_not_allowed()
