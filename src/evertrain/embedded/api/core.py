@@ -261,7 +261,14 @@ class Api:
         if (resource.group, resource.kind) == ("", "Secret"):
             admission.encode_secret(item)
         old = shown(resource, record)
-        prepared, moment = self._prepared(resource, item, old, options, subresource), self.now()
+        before = old
+        sent, kept = item["metadata"].pop("managedFields", None), old["metadata"].get("managedFields")
+        if sent and (sent != kept or not track):
+            item["metadata"]["managedFields"] = sent
+        elif kept:
+            # They are long, and the writer left them as they are: no need to read and check them.
+            before = {**old, "metadata": {k: v for k, v in old["metadata"].items() if k != "managedFields"}}
+        prepared, moment = self._prepared(resource, item, before, options, subresource), self.now()
         new = prepared.object
         if not subresource:
             siblings = self._siblings(resource, record.namespace, record.name)
