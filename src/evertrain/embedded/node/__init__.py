@@ -1,0 +1,1 @@
+"""Virtual nodes: pods as process groups on this machine."""

@@ -1,0 +1,1 @@
+"""Places pods on nodes: gangs whole or not at all, with their chips."""

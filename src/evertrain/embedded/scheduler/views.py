@@ -1,0 +1,225 @@
+"""What the scheduler reads of a pod, a node and a pod group. Pure.
+
+The objects are read once and kept in this form: a decision looks at each pod for each node.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evertrain.embedded.scheduler import resources
+from evertrain.embedded.scheduler.resources import Amounts
+from evertrain.kube.port import Object
+
+SCHEDULERS = frozenset({"volcano", "default-scheduler"})
+GROUP_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+TASK_ANNOTATION = "volcano.sh/task-spec"
+CHIP_RESOURCES = ("huawei.com/Ascend910", "huawei.com/Ascend310", "huawei.com/Ascend310P", "huawei.com/npu")
+DEVICES_ANNOTATION = "baseDeviceInfos"
+"""On a node: `{"Ascend910-0": {"IP": "…", "SuperDeviceID": 0}}`, as the device plugin writes it."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+PENDING, INQUEUE, RUNNING, UNKNOWN, COMPLETED = "Pending", "Inqueue", "Running", "Unknown", "Completed"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a pod (anti-)affinity."""
+
+    selector: Mapping[str, Any] | None
+    namespaces: frozenset[str] | None
+    """None: all of them."""
+    topology: str
+
+
+@dataclass(frozen=True)
+class PodView:
+    namespace: str
+    name: str
+    uid: str
+    version: str
+    labels: Mapping[str, str]
+    spec: Mapping[str, Any]
+    node: str
+    phase: str
+    deleting: bool
+    created: str
+    requests: Amounts
+    chips: Mapping[str, tuple[int, ...]]
+    """Allocated chips by resource name, from the annotations."""
+    group: str
+    """namespace/name of the pod group, or empty."""
+    task: str
+    rank: int
+    attract: tuple[Term, ...] = ()
+    repel: tuple[Term, ...] = ()
+    complaint: str = ""
+    """The message of the condition PodScheduled=False that it has."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def finished(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def holds(self) -> bool:
+        """Occupies its node. A pod that is being deleted does until it is gone."""
+        return bool(self.node) and not self.finished
+
+    @property
+    def waits(self) -> bool:
+        return not self.node and not self.finished and not self.deleting and not self.spec.get("schedulingGates")
+
+    def chip_requests(self) -> dict[str, int]:
+        return {name: self.requests[name] // 1000 for name in CHIP_RESOURCES if self.requests.get(name, 0) >= 1000}
+
+
+@dataclass(frozen=True)
+class NodeView:
+    name: str
+    labels: Mapping[str, str]
+    taints: tuple[Mapping[str, str], ...]
+    unschedulable: bool
+    allocatable: Amounts
+    address: str
+    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GroupView:
+    namespace: str
+    name: str
+    uid: str
+    version: str
+    created: str
+    min_member: int
+    min_task_member: Mapping[str, int]
+    min_resources: Amounts
+    queue: str
+    phase: str
+    status: Mapping[str, Any]
+    annotations: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class QueueView:
+    name: str
+    open: bool
+    capability: Amounts
+
+
+def read_pod(pod: Object) -> PodView:
+    metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    namespace = metadata.get("namespace", "")
+    group = next((annotations[name] for name in GROUP_ANNOTATIONS if annotations.get(name)), "")
+    affinity = spec.get("affinity") or {}
+    requests = resources.pod_requests(spec)
+    complaint = next(
+        (
+            condition.get("message", "")
+            for condition in status.get("conditions") or []
+            if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
+        ),
+        "",
+    )
+    return PodView(
+        namespace=namespace,
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        version=metadata.get("resourceVersion", ""),
+        labels=metadata.get("labels") or {},
+        spec=spec,
+        node=spec.get("nodeName") or "",
+        phase=status.get("phase") or PENDING,
+        deleting=bool(metadata.get("deletionTimestamp")),
+        created=metadata.get("creationTimestamp") or "",
+        requests=requests,
+        chips={name: chips for name in CHIP_RESOURCES if (chips := _chips(annotations.get(name)))},
+        group=f"{namespace}/{group}" if group else "",
+        task=annotations.get(TASK_ANNOTATION, ""),
+        rank=_number(annotations.get("hccl/rankIndex")),
+        attract=_terms(affinity.get("podAffinity"), namespace),
+        repel=_terms(affinity.get("podAntiAffinity"), namespace),
+        complaint=complaint,
+    )
+
+
+def read_node(node: Object) -> NodeView:
+    metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    try:
+        devices = json.loads((metadata.get("annotations") or {}).get(DEVICES_ANNOTATION) or "{}")
+    except ValueError:
+        devices = {}
+    address = next((a.get("address", "") for a in status.get("addresses") or [] if a.get("type") == "InternalIP"), "")
+    return NodeView(
+        name=metadata["name"],
+        labels=metadata.get("labels") or {},
+        taints=tuple(spec.get("taints") or []),
+        unschedulable=bool(spec.get("unschedulable")),
+        allocatable=resources.amounts(status.get("allocatable") or status.get("capacity")),
+        address=address,
+        devices=devices if isinstance(devices, dict) else {},
+    )
+
+
+def read_group(group: Object) -> GroupView:
+    metadata, spec, status = group["metadata"], group.get("spec") or {}, group.get("status") or {}
+    return GroupView(
+        namespace=metadata.get("namespace", ""),
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        version=metadata.get("resourceVersion", ""),
+        created=metadata.get("creationTimestamp") or "",
+        min_member=int(spec.get("minMember") or 0),
+        min_task_member={task: int(count) for task, count in (spec.get("minTaskMember") or {}).items()},
+        min_resources=resources.amounts(spec.get("minResources")),
+        queue=spec.get("queue") or "default",
+        phase=status.get("phase") or "",
+        status=status,
+        annotations=metadata.get("annotations") or {},
+    )
+
+
+def read_queue(queue: Object) -> QueueView:
+    spec, status = queue.get("spec") or {}, queue.get("status") or {}
+    return QueueView(
+        name=queue["metadata"]["name"],
+        open=(status.get("state") or "Open") == "Open",
+        capability=resources.amounts(spec.get("capability")),
+    )
+
+
+def _chips(annotation: str | None) -> tuple[int, ...]:
+    """`Ascend910-0,Ascend910-1` → (0, 1)."""
+    return tuple(int(number) for number in re.findall(r"-(\d{1,4})(?:,|$)", annotation or ""))
+
+
+def _number(annotation: str | None) -> int:
+    return int(annotation) if annotation and annotation.isdecimal() else 1 << 30
+
+
+def _terms(affinity: Mapping[str, Any] | None, namespace: str) -> tuple[Term, ...]:
+    found = []
+    for term in (affinity or {}).get(_REQUIRED) or []:
+        named = term.get("namespaces")
+        everywhere = term.get("namespaceSelector") is not None
+        found.append(
+            Term(
+                selector=term.get("labelSelector"),
+                namespaces=None if everywhere else frozenset(named or [namespace]),
+                topology=term.get("topologyKey", ""),
+            )
+        )
+    return tuple(found)
