@@ -1,0 +1,95 @@
+"""What all virtual nodes of a process share: one view of the cluster, one list of addresses, one voice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evertrain.embedded.node import volumes
+from evertrain.embedded.node.addresses import Addresses
+from evertrain.embedded.recorder import Recorder
+from evertrain.kube.cache import Cache
+from evertrain.kube.port import CONFIG_MAP, NODE, POD, SECRET, SERVICE, Kube, Object
+
+if TYPE_CHECKING:
+    from evertrain.embedded.node.node import VirtualNode
+
+logger = logging.getLogger(__name__)
+
+
+class Machine:
+    """`run()` beside the nodes, for as long as any of them runs."""
+
+    def __init__(self, kube: Kube, folder: Path) -> None:
+        self.kube = kube
+        self.folder = folder
+        self.addresses = Addresses()
+        self.recorder = Recorder(kube, "kubelet")
+        self.pods = Cache(kube, POD)
+        self.nodes = Cache(kube, NODE)
+        self.services = Cache(kube, SERVICE)
+        self._config_maps = Cache(kube, CONFIG_MAP)
+        self._secrets = Cache(kube, SECRET)
+        self._running: dict[str, VirtualNode] = {}
+        self.pods.index("node", lambda pod: (pod.get("spec") or {}).get("nodeName"))
+        self.pods.listen(self._pod_changed)
+        self.nodes.listen(self._node_changed)
+        self._config_maps.listen(lambda before, after: self._source_changed("ConfigMap", before, after))
+        self._secrets.listen(lambda before, after: self._source_changed("Secret", before, after))
+
+    async def run(self) -> None:
+        _raise_limits()
+        caches = (self.pods, self.nodes, self.services, self._config_maps, self._secrets)
+        async with asyncio.TaskGroup() as tasks:
+            for cache in caches:
+                tasks.create_task(cache.run())
+            tasks.create_task(self.recorder.run())
+
+    async def ready(self) -> None:
+        for cache in (self.pods, self.nodes, self.services, self._config_maps, self._secrets):
+            await cache.synced.wait()
+
+    def attach(self, node: VirtualNode) -> list[Object]:
+        """From now on the node hears of its pods; those that it has already are returned."""
+        self._running[node.name] = node
+        return self.pods.select("node", node.name)
+
+    def detach(self, node: VirtualNode) -> None:
+        if self._running.get(node.name) is node:
+            del self._running[node.name]
+
+    def lookup(self, kind: str, namespace: str, name: str) -> Object | None:
+        return (self._secrets if kind == "Secret" else self._config_maps).get(name, namespace)
+
+    def _pod_changed(self, before: Object | None, after: Object | None) -> None:
+        item = after or before or {}
+        node = self._running.get((item.get("spec") or {}).get("nodeName") or "")
+        if node is not None:
+            node.pod_changed(item["metadata"]["uid"], after)
+
+    def _node_changed(self, before: Object | None, after: Object | None) -> None:
+        item = after or before or {}
+        node = self._running.get(item["metadata"]["name"])
+        if node is not None:
+            node.own_object_changed(after)
+
+    def _source_changed(self, kind: str, before: Object | None, after: Object | None) -> None:
+        """Pods that have it as a volume, or wait for it, look again."""
+        if after is None:
+            return
+        name, namespace = after["metadata"]["name"], after["metadata"].get("namespace")
+        for node in self._running.values():
+            for worker in node.workers():
+                if worker.namespace == namespace and (kind, name) in volumes.sources(worker.pod):
+                    worker.refresh()
+
+
+def _raise_limits() -> None:
+    """A container costs a descriptor; the usual 1024 are soon used up."""
+    with contextlib.suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,429 @@
+"""One pod on a node: carries out what `lifecycle` decides, and reports what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evertrain.embedded.node import addresses, environment, lifecycle, logs, status, volumes
+from evertrain.embedded.node.engine import EngineLost, Link
+from evertrain.embedded.node.environment import ConfigError, Place
+from evertrain.embedded.node.lifecycle import ContainerRun, Finish, Kill, Running, Start, Stop, Terminated, Waiting
+from evertrain.embedded.node.probes import Prober
+from evertrain.embedded.recorder import NORMAL, WARNING
+from evertrain.kube.port import POD, ApiError, Conflict, NotFound, Object
+
+if TYPE_CHECKING:
+    from evertrain.embedded.node.node import VirtualNode
+
+logger = logging.getLogger(__name__)
+
+START_PATIENCE = 60.0
+FIRST_RETRY, MAX_RETRY = 0.5, 30.0
+START_ERROR_CODE = 128
+
+
+class PodWorker:
+    """`run()` is the life of the pod on its node; it ends when nothing of the pod runs any more."""
+
+    def __init__(self, node: VirtualNode, pod: Object) -> None:
+        self._node = node
+        self.pod = pod
+        self.uid: str = pod["metadata"]["uid"]
+        self.name: str = pod["metadata"]["name"]
+        self.namespace: str = pod["metadata"]["namespace"]
+        self.folder: Path = node.pod_folder(self.uid)
+        now = time.time()
+        self.state = status.restore(pod, now=now, base_backoff=node.config.backoff, lost=True)
+        self._place = Place(node.name, node.address, "", node.allocatable)
+        self._volumes: volumes.Prepared | None = None
+        self._volumes_retry = FIRST_RETRY
+        self._volumes_at = 0.0
+        self._volume_complaint = ""
+        self._links: dict[str, Link] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._executions: dict[str, asyncio.Future[int]] = {}
+        self._written: Object = dict(pod.get("status") or {})
+        self._changed = asyncio.Event()
+        self.over = asyncio.Event()
+        self._gone = False
+        """The object is no more: nobody is interested in the pod's status."""
+
+    # --- what the node tells
+
+    def update(self, pod: Object) -> None:
+        before, self.pod = self.pod, pod
+        if before["metadata"].get("annotations") != pod["metadata"].get("annotations") or (
+            before["metadata"].get("labels") != pod["metadata"].get("labels")
+        ):
+            self.refresh()
+        self._changed.set()
+
+    def vanished(self) -> None:
+        """The object is gone without the node having agreed: by force."""
+        self._gone = True
+        self._changed.set()
+
+    def refresh(self) -> None:
+        """A ConfigMap or Secret of the pod has changed, or appeared."""
+        if self._volumes is not None:
+            volumes.refresh(self.pod, self.folder / "volumes", self._place, self._node.lookup)
+        self._volumes_at = 0.0
+        for container in self.state.containers:
+            if isinstance(container.state, Waiting) and container.failures:
+                container.not_before = 0.0
+        self._changed.set()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def end(self, grace: float) -> None:
+        """The whole node ends in order; the pod doesn't come back by itself."""
+        self.state.ending = lifecycle.Ending("NodeShutdown", "", time.time(), min(grace, status.grace_period(self.pod)))
+        self._changed.set()
+
+    # --- life
+
+    async def run(self) -> None:
+        try:
+            await self._live()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            for link in self._links.values():
+                self._node.engine.forget(link)
+            self._links.clear()
+            self._node.machine.addresses.release(self.uid)
+            await self._drop_volumes()
+
+    async def _live(self) -> None:
+        self._settle_address()
+        while True:
+            self._changed.clear()
+            now = time.time()
+            self._look_for_end(now)
+            delay = await self._prepare(now)
+            if self._volumes is None and self.state.ending is None:
+                await self._report()
+                await self._sleep(now + delay)
+                continue
+            plan = lifecycle.next_steps(self.state, status.grace_period(self.pod), now)
+            for step in plan.steps:
+                await self._do(step)
+            for container in self.state.containers:
+                lifecycle.note_backoff(self.state, container, f"{self.name}_{self.namespace}({self.uid})", time.time())
+            if any(isinstance(step, Finish) for step in plan.steps):
+                self._node.machine.addresses.release(self.uid)
+                await self._report(insist=True)
+                return
+            if any(not isinstance(step, Finish) for step in plan.steps):
+                self._changed.set()  # what was done may be reason for more
+            if not self._changed.is_set() or plan.steps:
+                await self._report()
+            await self._sleep(plan.wake)
+
+    async def _sleep(self, until: float | None) -> None:
+        try:
+            async with asyncio.timeout(None if until is None else max(0.0, until - time.time())):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _look_for_end(self, now: float) -> None:
+        if self._gone:
+            self.state.ending = lifecycle.Ending(lifecycle.DELETED, "", now, 0.0)
+            return
+        wish = status.ending(self.pod, now)
+        if wish is None:
+            return
+        current = self.state.ending
+        if current is None or current.reason != lifecycle.DELETED:
+            self.state.ending = wish
+            if any(isinstance(container.state, Running) for container in self.state.containers):
+                for container in self.state.containers:
+                    if isinstance(container.state, Running):
+                        self._tell(NORMAL, "Killing", f"Stopping container {container.name}")
+        elif wish.grace < current.grace:
+            self.state.ending = lifecycle.Ending(current.reason, "", current.since, wish.grace)
+
+    def _settle_address(self) -> None:
+        spec = self.pod.get("spec") or {}
+        if spec.get("hostNetwork"):
+            address = self._node.address
+        else:
+            wishes = addresses.of_services(self.pod, self._node.machine.services)
+            wishes += [str((self.pod.get("status") or {}).get("podIP") or "")]
+            address = self._node.machine.addresses.take(self.uid, self._node.config.index, wishes)
+        self._place = Place(self._node.name, self._node.address, address, self._node.allocatable)
+
+    async def _prepare(self, now: float) -> float:
+        """The volumes, once; how long to wait if they are not ready."""
+        if self._volumes is not None or self.state.ending is not None:
+            return 0.0
+        if now < self._volumes_at:
+            return self._volumes_at - now
+        folder = self.folder / "volumes"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "root").mkdir(exist_ok=True)
+            prepared = volumes.prepare(self.pod, folder, self._place, self._node.lookup)
+            for tmpfs in prepared.tmpfs:
+                await self._mount_memory(tmpfs)
+            services = list(self._node.machine.services)
+            (self.folder / "hosts").write_text(addresses.hosts(self.pod, self._place.pod_ip, services))
+        except (volumes.VolumeError, OSError, EngineLost) as error:
+            if str(error) != self._volume_complaint:
+                self._volume_complaint = str(error)
+                self._tell(WARNING, "FailedMount", str(error))
+            delay, self._volumes_retry = self._volumes_retry, min(MAX_RETRY, self._volumes_retry * 2)
+            self._volumes_at = now + delay
+            return delay
+        for note in prepared.notes:
+            self._tell(NORMAL, "HostPathMissing", note)
+        self._volumes = prepared
+        return 0.0
+
+    async def _mount_memory(self, tmpfs: volumes.Tmpfs) -> None:
+        try:
+            await self._node.engine.request({"do": "tmpfs", "path": str(tmpfs.path), "options": tmpfs.options})
+        except OSError as error:
+            # It stays a directory on the disk, which does as well.
+            logger.info("pod %s/%s: no memory volume: %s", self.namespace, self.name, error)
+
+    async def _drop_volumes(self) -> None:
+        if self._volumes is not None and self._node.engine.runs:
+            for tmpfs in self._volumes.tmpfs:
+                with contextlib.suppress(OSError, EngineLost):
+                    await self._node.engine.request({"do": "unmount", "path": str(tmpfs.path)})
+        self._volumes = None
+        await asyncio.to_thread(self._remove_all_but_logs)
+
+    def _remove_all_but_logs(self) -> None:
+        for name in ("volumes", "root"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (self.folder / "hosts").unlink()
+
+    # --- steps
+
+    async def _do(self, step: lifecycle.Step) -> None:
+        match step:
+            case Start():
+                await self._start(self.state.one(step.container))
+            case Stop():
+                container = self.state.one(step.container)
+                container.stop_asked = time.time()
+                self._task(self._stop(container))
+            case Kill():
+                container = self.state.one(step.container)
+                container.killed = True
+                if link := self._links.get(container.name):
+                    link.send({"do": "kill"})
+
+    async def _stop(self, container: ContainerRun) -> None:
+        hook = ((container.spec.get("lifecycle") or {}).get("preStop") or {}).get("exec")
+        if hook:
+            await self.execute(container.name, [str(word) for word in hook.get("command") or []])
+        if link := self._links.get(container.name):
+            link.send({"do": "stop"})
+
+    async def _start(self, container: ContainerRun) -> None:
+        if isinstance(container.state, Terminated):
+            container.last = container.state
+        container.starting = True
+        link: Link | None = None
+        try:
+            spec = self._container_spec(container)
+            link = await self._node.engine.spawn()
+            spec["no_mounts"] = self._node.engine.no_mounts
+            link.send(spec)
+            async with asyncio.timeout(START_PATIENCE):
+                answer = await link.receive()
+        except ConfigError as error:
+            self._refused(container, "CreateContainerConfigError", str(error))
+        except (OSError, EngineLost, TimeoutError) as error:
+            self._refused(container, "CreateContainerError", str(error) or "the container did not start in time")
+        else:
+            self._note_start(container, link, answer or {"is": "refused", "message": "its init process has ended"})
+            link = None
+        finally:
+            container.starting = False
+            if link is not None:
+                self._node.engine.forget(link)
+
+    def _note_start(self, container: ContainerRun, link: Link, answer: dict[str, Any]) -> None:
+        now = time.time()
+        name = container.name
+        if answer["is"] == "started":
+            container.attempts += 1
+            container.failures = 0
+            container.state = Running(now, int(answer["pid"]))
+            self._links[name] = link
+            prober = Prober(self, container, self._place.pod_ip)
+            container.ready = not prober.delays_ready
+            self._task(self._watch(container, link))
+            if prober.wanted:
+                self._task(prober.run())
+            self._tell(NORMAL, "Started", f"Started container {name}")
+            hook = ((container.spec.get("lifecycle") or {}).get("postStart") or {}).get("exec")
+            if hook:
+                self._task(self._after_start(name, [str(word) for word in hook.get("command") or []]))
+            return
+        self._node.engine.forget(link)
+        if answer.get("reason") == "StartError":
+            container.attempts += 1
+            message = str(answer.get("message") or "")
+            self._tell(WARNING, "Failed", f"Error: {message}")
+            ended = Terminated(START_ERROR_CODE, now, now, reason="StartError", message=message)
+            lifecycle.note_exit(self.state, container, ended)
+        else:
+            self._refused(container, "CreateContainerError", str(answer.get("message") or ""))
+
+    async def _after_start(self, name: str, argv: list[str]) -> None:
+        code = await self.execute(name, argv)
+        if code != 0 and name in self._links:
+            self._tell(WARNING, "FailedPostStartHook", f"PostStartHook failed: exit code {code}")
+            self.state.one(name).unhealthy = "FailedPostStartHook"
+            self._changed.set()
+
+    def _refused(self, container: ContainerRun, reason: str, message: str) -> None:
+        """It will be tried again: what is missing may come."""
+        before = container.state
+        container.failures += 1
+        container.not_before = time.time() + min(MAX_RETRY, FIRST_RETRY * 2 ** min(container.failures - 1, 10))
+        container.state = Waiting(reason, message)
+        if container.state != before:
+            self._tell(WARNING, "Failed", f"Error: {message}")
+
+    def _container_spec(self, container: ContainerRun) -> dict[str, Any]:
+        assert self._volumes is not None
+        spec, node = container.spec, self._node
+        pod_spec = self.pod.get("spec") or {}
+        hostname = "" if pod_spec.get("hostNetwork") else str(pod_spec.get("hostname") or self.name)[:63]
+        base = {**node.base_environment, "HOSTNAME": hostname or os.uname().nodename}
+        variables = environment.build(self.pod, spec, self._place, node.lookup, base)
+        mounts = volumes.mounts(
+            spec, self._volumes.paths, variables, self.folder / "hosts" if not node.engine.no_mounts else None
+        )
+        log_folder = self.log_folder(container.name)
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._forget_old_logs(log_folder, container.attempts - 2)
+        security = {**(pod_spec.get("securityContext") or {}), **(spec.get("securityContext") or {})}
+        return {
+            "argv": environment.command(spec, variables),
+            "env": variables,
+            "workdir": str(spec.get("workingDir") or "/"),
+            "mounts": mounts,
+            "staging": str(self.folder / "root"),
+            "hostname": hostname,
+            "log_folder": str(log_folder),
+            "log_name": f"{container.attempts}.log",
+            "log_limits": node.config.log_limits,
+            "user": security.get("runAsUser"),
+            "group": security.get("runAsGroup", security.get("runAsUser")),
+        }
+
+    @staticmethod
+    def _forget_old_logs(folder: Path, newest: int) -> None:
+        for path in folder.glob("*.log*"):
+            number = path.name.partition(".")[0]
+            if number.isdecimal() and int(number) <= newest:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    async def _watch(self, container: ContainerRun, link: Link) -> None:
+        """Until the container has ended."""
+        started = container.state
+        assert isinstance(started, Running)
+        code, number, message = 137, 9, "the container's init process was killed"
+        while (news := await link.receive()) is not None:
+            if news["is"] == "exited":
+                code, number, message = int(news["code"]), int(news["signal"]), ""
+                break
+            if news["is"] == "done" and (waiting := self._executions.pop(str(news["id"]), None)) and not waiting.done():
+                waiting.set_result(int(news["code"]))
+        self._node.engine.forget(link)
+        self._links.pop(container.name, None)
+        ended = Terminated(code, started.since, time.time(), signal=number, message=message)
+        lifecycle.note_exit(self.state, container, ended)
+        logs.wake(self.log_folder(container.name))
+        if lifecycle.restarts(self.state, container) and container.not_before > time.time():
+            full_name = f"{self.name}_{self.namespace}({self.uid})"
+            self._tell(WARNING, "BackOff", f"Back-off restarting failed container {container.name} in pod {full_name}")
+        self._changed.set()
+
+    async def execute(self, container: str, argv: list[str], timeout: float = 30.0) -> int:
+        """Runs a program in a container; its exit code, or -1 if it didn't end in time."""
+        link = self._links.get(container)
+        if link is None or not argv:
+            return -1
+        number = f"{time.monotonic_ns()}"
+        waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._executions[number] = waiting
+        link.send({"do": "exec", "id": number, "argv": argv})
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiting
+        except TimeoutError:
+            return -1
+        finally:
+            self._executions.pop(number, None)
+
+    # --- reports
+
+    def log_folder(self, container: str) -> Path:
+        return self.folder / "logs" / container
+
+    def unhealthy(self, container: ContainerRun, message: str) -> None:
+        self._tell(WARNING, "Unhealthy", message)
+
+    def tell_restart(self, container: ContainerRun) -> None:
+        self._tell(NORMAL, "Killing", f"Container {container.name} failed liveness probe, will be restarted")
+
+    def _tell(self, type: str, reason: str, message: str) -> None:
+        about = {**self.pod, "kind": "Pod", "apiVersion": "v1"}
+        self._node.machine.recorder.tell(about, type, reason, message, self._node.name)
+
+    async def _report(self, insist: bool = False) -> None:
+        """Writes the status if it has changed; what can't be written now is written with the next change."""
+        delay = FIRST_RETRY
+        while not self._gone and not (self.state.ending is not None and self.state.ending.reason == "NodeShutdown"):
+            wanted = status.build(
+                self.pod,
+                self.state,
+                host_ip=self._node.address,
+                pod_ip=self._place.pod_ip,
+                now=time.time(),
+                before=self._written,
+            )
+            if all(self._written.get(key) == value for key, value in wanted.items()):
+                return
+            patch: Object = {"metadata": {"uid": self.uid}, "status": wanted}
+            try:
+                await self._node.kube.patch(POD, self.name, self.namespace, patch, status=True)
+                self._written = {key: value for key, value in wanted.items()}
+                return
+            except NotFound:
+                self._gone = True
+                return
+            except (ApiError, OSError, TimeoutError) as error:
+                if isinstance(error, Conflict):
+                    self._gone = True  # another pod of the same name
+                    return
+                logger.warning("status of pod %s/%s: %s", self.namespace, self.name, error)
+                if not insist:
+                    asyncio.get_running_loop().call_later(delay, self._changed.set)
+                    return
+                await asyncio.sleep(delay)
+                delay = min(MAX_RETRY, delay * 2)
+
+    def _task(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
