@@ -8,6 +8,6 @@ process, both ours, and below it the container's own processes:
 
 Whatever dies takes with it what hangs below. The cluster holds one end of a socket to each: when it is gone, however it
 went, the other end reads the end of the stream and leaves. Parents that vanish are also announced by the kernel
-(PR_SET_PDEATHSIG). And where the kernel allows it, the init process is the first of a process id namespace, so
-that nothing can outlive it.
+(PR_SET_PDEATHSIG). And where the kernel allows it, runtime and init are each the first process of a process id
+namespace, so that nothing can outlive them.
 """

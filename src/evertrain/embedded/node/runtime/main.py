@@ -39,6 +39,8 @@ class Runtime:
     def __init__(self, connection: socket.socket, trial: str) -> None:
         self._connection = connection
         self._own_mounts, self._own_pids = self._prepare(trial)
+        if self._own_pids:
+            self._move_to_own_pid_namespace()
         kernel.become_subreaper()
         self._inits: set[int] = set()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,6 +62,17 @@ class Runtime:
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
         self._answer({"mounts": no_mounts, "pids": no_pids})
         return not no_mounts, not no_pids
+
+    def _move_to_own_pid_namespace(self) -> None:
+        """We go on as the first process of a namespace, below which those of the containers are; nothing in it outlives
+        us. The process that we were stays as its parent, to be seen and killed from outside."""
+        kernel.unshare(kernel.CLONE_NEWPID)
+        pid = os.fork()
+        if pid:
+            self._connection.close()
+            os.waitpid(pid, 0)
+            os._exit(0)
+        kernel.die_with_parent(signal.SIGKILL, None)
 
     def run(self) -> None:
         gc.collect()
