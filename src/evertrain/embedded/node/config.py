@@ -35,6 +35,8 @@ class NodeConfig:
     """The Lease is renewed four times in this."""
     backoff: float = 10.0
     """Seconds before the second restart of a container; doubled with each further one."""
+    isolate: bool = True
+    """Namespaces for mounts and process ids, where the kernel allows them."""
     log_limits: Mapping[str, int] = field(default_factory=dict)
     """max_bytes of a log file and max_files of a container."""
 

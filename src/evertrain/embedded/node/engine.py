@@ -65,8 +65,9 @@ class Link:
 
 
 class Engine:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, isolate: bool = True) -> None:
         self._folder = folder
+        self._isolate = isolate
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._lock = asyncio.Lock()
@@ -86,7 +87,7 @@ class Engine:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(ROOT)]
-        command += [str(theirs.fileno()), str(os.getpid()), str(trial)]
+        command += [str(theirs.fileno()), str(os.getpid()), str(trial) if self._isolate else ""]
         kept = {
             name: value for name, value in os.environ.items() if name.startswith(("LD_LIBRARY_PATH", "EVERTRAIN_TEST"))
         }

@@ -46,7 +46,7 @@ class VirtualNode:
         self.allocatable = capacity(config)
         self.base_environment = base_environment(config)
         self.folder = machine.folder / config.name
-        self.engine = Engine(self.folder)
+        self.engine = Engine(self.folder, config.isolate)
         self.lookup = machine.lookup
         self._workers: dict[str, PodWorker] = {}
         self._finished: set[str] = set()

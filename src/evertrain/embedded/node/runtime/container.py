@@ -126,8 +126,14 @@ class _Container:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._abandoned = False
         if not own_pids:
             kernel.become_subreaper()
+            signal.signal(signal.SIGTERM, self._abandon)
+
+    def _abandon(self, *_: object) -> None:
+        """The runtime process is gone."""
+        self._abandoned = True
 
     def start(self) -> None:
         pipes = {name: os.pipe2(os.O_CLOEXEC) for name in ("stdout", "stderr")}
@@ -154,6 +160,9 @@ class _Container:
                 elif descriptor == self._wake_read:
                     os.read(self._wake_read, 4096)
                     self._reap()
+                    if self._abandoned:
+                        self._kill_all()
+                        os._exit(0)
                 elif not self._pump(descriptor):
                     poll.unregister(descriptor)
         self._kill_all()

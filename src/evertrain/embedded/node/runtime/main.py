@@ -24,7 +24,8 @@ MAX_MESSAGE = 65536
 
 
 def main(arguments: list[str]) -> None:
-    """The descriptor of the socket, the process id of who started us, an empty directory to try a mount on."""
+    """The descriptor of the socket, the process id of who started us, and an empty directory to try a mount on; without
+    that, no namespaces are used."""
     connection = socket.socket(fileno=int(arguments[0]))
     kernel.die_with_parent(signal.SIGKILL, int(arguments[1]))
     os.setsid()
@@ -49,8 +50,8 @@ class Runtime:
 
     def _prepare(self, trial: str) -> tuple[bool, bool]:
         """Namespaces of our own, as far as the kernel allows."""
-        refused = ""
-        if os.geteuid() != 0 or not _may_mount(trial):
+        refused = "" if trial else "namespaces are switched off"
+        if trial and (os.geteuid() != 0 or not _may_mount(trial)):
             refused = _in_a_child(kernel.become_own_user_namespace)
             if not refused:
                 kernel.become_own_user_namespace()
@@ -134,7 +135,11 @@ class Runtime:
     def _become_init(self, descriptor: int, runtime: int) -> None:
         try:
             signal.set_wakeup_fd(-1)
-            kernel.die_with_parent(signal.SIGKILL, None if self._own_pids else runtime)
+            # With a namespace of its own the death of init is that of all. Without, init has to do it: see container.
+            if self._own_pids:
+                kernel.die_with_parent(signal.SIGKILL, None)
+            else:
+                kernel.die_with_parent(signal.SIGTERM, runtime)
             self._connection.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
