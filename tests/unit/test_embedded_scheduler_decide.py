@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evertrain.embedded.scheduler import chips, resources
+from evertrain.embedded import resources
+from evertrain.embedded.scheduler import chips
 from evertrain.embedded.scheduler.decide import Decision, World, decide
 from evertrain.embedded.scheduler.views import read_group, read_node, read_pod, read_queue
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network
 
-from evertrain.embedded.scheduler import selectors
+from evertrain.embedded import matching
 from evertrain.kube.port import Object
 
 RANGE = IPv4Network("127.64.0.0/11")
@@ -76,7 +76,7 @@ def of_services(pod: Object, services: Iterable[Object]) -> list[str]:
         selector = (service.get("spec") or {}).get("selector")
         address = (service.get("spec") or {}).get("clusterIP")
         same = service["metadata"].get("namespace") == namespace
-        if selector and same and address and selectors.matches_labels({"matchLabels": selector}, labels):
+        if selector and same and address and matching.matches_labels({"matchLabels": selector}, labels):
             found.append((service["metadata"]["name"], str(address)))
     return [address for _, address in sorted(found)]
 

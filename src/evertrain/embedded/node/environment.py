@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evertrain.embedded.scheduler import resources
+from evertrain.embedded import resources
 from evertrain.kube.port import Object
 
 Lookup = Callable[[str, str, str], Object | None]

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertrain.embedded import resources
 from evertrain.embedded.node import environment
 from evertrain.embedded.node.environment import ConfigError, Lookup, Place
 from evertrain.embedded.node.runtime.mounts import Mount
-from evertrain.embedded.scheduler import resources
 from evertrain.kube.port import Object
 
 LOCAL_SERVERS = frozenset({"127.0.0.1", "localhost", "::1"})

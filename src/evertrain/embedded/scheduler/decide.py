@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evertrain.embedded.scheduler import chips, resources
+from evertrain.embedded import resources
+from evertrain.embedded.resources import Amounts
+from evertrain.embedded.scheduler import chips
 from evertrain.embedded.scheduler.placement import Placement, Search, Space
-from evertrain.embedded.scheduler.resources import Amounts
 from evertrain.embedded.scheduler.views import (
     COMPLETED,
     INQUEUE,

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evertrain.embedded.scheduler import chips, resources, selectors
-from evertrain.embedded.scheduler.resources import Amounts
+from evertrain.embedded import matching, resources
+from evertrain.embedded.resources import Amounts
+from evertrain.embedded.scheduler import chips
 from evertrain.embedded.scheduler.views import CHIP_RESOURCES, NodeView, PodView, Term
 
 MAX_STEPS = 5000
@@ -138,9 +139,9 @@ class Space:
         node = room.node
         if node.unschedulable:
             return ["node(s) were unschedulable"]
-        if not selectors.matches_node(pod.spec, node.name, node.labels):
+        if not matching.matches_node(pod.spec, node.name, node.labels):
             return ["node(s) didn't match Pod's node affinity/selector"]
-        if taint := selectors.untolerated(node.taints, pod.spec.get("tolerations") or []):
+        if taint := matching.untolerated(node.taints, pod.spec.get("tolerations") or []):
             return [f"node(s) had untolerated taint {{{taint.get('key', '')}: {taint.get('value', '')}}}"]
         if missing := resources.lacking(room.free, pod.requests):
             return ["Too many pods" if name == resources.PODS else f"Insufficient {name}" for name in missing]
@@ -181,13 +182,13 @@ def natural(name: str) -> tuple[str, int, str]:
 
 def takes_pods(node: NodeView) -> bool:
     """Open to pods that tolerate nothing."""
-    return not node.unschedulable and selectors.untolerated(node.taints, []) is None
+    return not node.unschedulable and matching.untolerated(node.taints, []) is None
 
 
 def matches(term: Term, pod: PodView) -> bool:
     if term.namespaces is not None and pod.namespace not in term.namespaces:
         return False
-    return selectors.matches_labels(term.selector, pod.labels)
+    return matching.matches_labels(term.selector, pod.labels)
 
 
 def _make(pod: PodView, terms: Sequence[Term], neighbours: Neighbours) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evertrain.embedded.scheduler import resources
-from evertrain.embedded.scheduler.resources import Amounts
+from evertrain.embedded import resources
+from evertrain.embedded.resources import Amounts
 from evertrain.kube.port import Object
 
 SCHEDULERS = frozenset({"volcano", "default-scheduler"})
