@@ -43,10 +43,7 @@ def private_namespace() -> None:
 def arrange(mounts: Sequence[Mount], staging: str, own_proc: bool) -> None:
     """Call in a private namespace. `staging` is an empty directory."""
     view = _View()
-    try:
-        sources = [os.path.realpath(mount["source"], strict=True) for mount in mounts]
-    except OSError as error:
-        raise MountError(f"{error.filename} is not there: {error.strerror}") from None
+    sources = [_real(mount["source"]) for mount in mounts]
     prefix = ""
     if any(_existing(mount["target"]) == "/" != os.path.normpath(mount["target"]) for mount in mounts):
         _new_root(staging)
@@ -59,6 +56,13 @@ def arrange(mounts: Sequence[Mount], staging: str, own_proc: bool) -> None:
     if prefix:
         kernel.unmount(prefix)
         os.rmdir(prefix)
+
+
+def _real(source: str) -> str:
+    try:
+        return os.path.realpath(source, strict=True)
+    except OSError as error:
+        raise MountError(f"{source} is not there: {error.strerror}") from None
 
 
 class _View:
