@@ -64,6 +64,7 @@ def build(
                     if _NAME.fullmatch(prefix + key):
                         found[prefix + key] = value
     for variable in container.get("env") or []:
+        value: str | None
         if variable.get("valueFrom"):
             value = _referred(pod, container, variable["valueFrom"], place, lookup)
         else:

@@ -157,10 +157,10 @@ class _Watch:
 
     async def changed(self) -> None:
         loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-        loop.add_reader(self._descriptor, lambda: ready.done() or ready.set_result(None))
+        ready = asyncio.Event()
+        loop.add_reader(self._descriptor, ready.set)
         try:
-            await ready
+            await ready.wait()
         finally:
             loop.remove_reader(self._descriptor)
         os.read(self._descriptor, READ)

@@ -52,7 +52,7 @@ class VirtualNode:
         self._finished: set[str] = set()
         """Pods that ran here to their end, until their objects are gone: the cache may show what they were before."""
         self._finalizing: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._status_wanted = asyncio.Event()
         self._stopping = False
         self._stopped = asyncio.Event()

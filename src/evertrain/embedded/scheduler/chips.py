@@ -45,7 +45,7 @@ def device_names(resource: str, chips: Iterable[int]) -> list[str]:
     return [f"{family}-{chip}" for chip in chips]
 
 
-def annotations(pod: PodView, node: NodeView, allocated: Mapping[str, tuple[int, ...]], now_ns: int) -> dict[str, str]:
+def describe(pod: PodView, node: NodeView, allocated: Mapping[str, tuple[int, ...]], now_ns: int) -> dict[str, str]:
     """What a pod is told about its chips, as the original's scheduler and device plugin do together."""
     found: dict[str, str] = {}
     for resource, chips in allocated.items():

@@ -141,7 +141,7 @@ def _settle(gang: _Gang, space: Space, decision: Decision, now_ns: int, refusal:
         decision.complaints.update({pod.key: refusal for pod in gang.waiting})
     for placement in placements:
         node = placement.room.node
-        written = chips.annotations(placement.pod, node, placement.chips, now_ns)
+        written = chips.describe(placement.pod, node, placement.chips, now_ns)
         decision.bindings.append(Binding(placement.pod, node.name, written, placement.chips))
     gang.placed = len(placements)
     if gang.group is not None:
@@ -156,7 +156,7 @@ def _number_strangers(space: Space, decision: Decision, now_ns: int) -> None:
         allocated = {name: chips.choose(room.chips[name], count) for name, count in wanted.items()}
         for name, numbers in allocated.items():
             room.chips[name].difference_update(numbers)
-        written = chips.annotations(pod, room.node, allocated, now_ns)
+        written = chips.describe(pod, room.node, allocated, now_ns)
         decision.bindings.append(Binding(pod, room.node.name, written, allocated, bound=True))
 
 

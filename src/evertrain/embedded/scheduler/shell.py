@@ -107,7 +107,7 @@ class Scheduler:
         there = {pod.uid for pod in pods} | {group.uid for group in world.groups}
         for memory in (self._assumed, self._written, self._told):
             for uid in [uid for uid in memory if uid not in there]:
-                del memory[uid]  # type: ignore[attr-defined]
+                del memory[uid]
         return world
 
     def _as_assumed(self, pod: PodView) -> PodView:
