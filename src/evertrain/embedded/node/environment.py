@@ -64,13 +64,11 @@ def build(
                     if _NAME.fullmatch(prefix + key):
                         found[prefix + key] = value
     for variable in container.get("env") or []:
-        value: str | None
+        given: str | None = expand(str(variable.get("value") or ""), found)
         if variable.get("valueFrom"):
-            value = _referred(pod, container, variable["valueFrom"], place, lookup)
-        else:
-            value = expand(str(variable.get("value") or ""), found)
-        if value is not None:
-            found[variable["name"]] = value
+            given = _referred(pod, container, variable["valueFrom"], place, lookup)
+        if given is not None:
+            found[variable["name"]] = given
     return found
 
 
