@@ -150,7 +150,7 @@ def _settle(gang: _Gang, space: Space, decision: Decision, now_ns: int, refusal:
 
 def _number_strangers(space: Space, decision: Decision, now_ns: int) -> None:
     for pod, room in space.unnumbered:
-        wanted = pod.chip_requests()
+        wanted = pod.chip_requests
         if any(len(room.chips.get(name, ())) < count for name, count in wanted.items()):
             continue
         allocated = {name: chips.choose(room.chips[name], count) for name, count in wanted.items()}

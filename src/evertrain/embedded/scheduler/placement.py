@@ -8,7 +8,6 @@ puzzle of many different pods may not hold up everybody else.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +52,9 @@ class Neighbours:
     """Its affinity: per term the topology key and where its company is; None if it is the first of its kind."""
 
 
+ALONE = Neighbours(frozenset(), frozenset(), ())
+
+
 @dataclass
 class Placement:
     pod: PodView
@@ -74,13 +76,16 @@ class Space:
         }
         self._placed: list[tuple[PodView, Room]] = []
         self._repelling: list[tuple[PodView, Room]] = []
+        self._version = 0
+        self._memory: dict[str, tuple[int, str]] = {}
+        """Refusals of pods that look at nodes only: they hold until somebody is placed."""
         self.unnumbered: list[tuple[PodView, Room]] = []
         """Pods that somebody else has bound, which have no chips yet."""
         for pod in pods:
             room = self.rooms.get(pod.node)
             if pod.holds and room is not None:
                 self._occupy(pod, room, pod.chips)
-                if pod.chip_requests() and not pod.chips and not pod.deleting:
+                if pod.chip_requests and not pod.chips and not pod.deleting:
                     self.unnumbered.append((pod, room))
 
     def free(self) -> Amounts:
@@ -88,12 +93,13 @@ class Space:
         return resources.add(*(room.free for room in self.rooms.values() if takes_pods(room.node)))
 
     def put(self, pod: PodView, room: Room, ring: int) -> Placement:
-        allocated = {name: chips.choose(room.chips[name], count, ring) for name, count in pod.chip_requests().items()}
+        allocated = {name: chips.choose(room.chips[name], count, ring) for name, count in pod.chip_requests.items()}
         self._occupy(pod, room, allocated)
         return Placement(pod, room, allocated)
 
     def take_back(self, placement: Placement) -> None:
         """The last one that was put."""
+        self._version += 1
         room = placement.room
         room.free = resources.add(room.free, placement.pod.requests)
         room.pods -= 1
@@ -104,6 +110,7 @@ class Space:
             self._repelling.pop()
 
     def _occupy(self, pod: PodView, room: Room, allocated: Mapping[str, Iterable[int]]) -> None:
+        self._version += 1
         room.free = resources.subtract(room.free, pod.requests)
         room.pods += 1
         for name, numbers in allocated.items():
@@ -113,6 +120,8 @@ class Space:
             self._repelling.append((pod, room))
 
     def neighbours(self, pod: PodView) -> Neighbours:
+        if not (pod.attract or pod.repel or self._repelling):
+            return ALONE
         forbidden, defended = set(), set()
         company: list[set[Domain]] = [set() for _ in pod.attract]
         for other, room in self._placed if pod.attract or pod.repel else self._repelling:
@@ -139,13 +148,14 @@ class Space:
         node = room.node
         if node.unschedulable:
             return ["node(s) were unschedulable"]
-        if not matching.matches_node(pod.spec, node.name, node.labels):
+        if pod.picky and not matching.matches_node(pod.spec, node.name, node.labels):
             return ["node(s) didn't match Pod's node affinity/selector"]
-        if taint := matching.untolerated(node.taints, pod.spec.get("tolerations") or []):
+        if node.taints and (taint := matching.untolerated(node.taints, pod.spec.get("tolerations") or [])):
             return [f"node(s) had untolerated taint {{{taint.get('key', '')}: {taint.get('value', '')}}}"]
-        if missing := resources.lacking(room.free, pod.requests):
+        if not all(room.free.get(name, 0) >= amount for name, amount in pod.requests.items()):
+            missing = resources.lacking(room.free, pod.requests)
             return ["Too many pods" if name == resources.PODS else f"Insufficient {name}" for name in missing]
-        for name, count in pod.chip_requests().items():
+        for name, count in pod.chip_requests.items():
             if len(room.chips[name]) < count:
                 return [f"Insufficient {name}"]
         for key, domains in neighbours.required:
@@ -162,6 +172,15 @@ class Space:
         """Why no node takes the pod; empty if one does."""
         if not self.rooms:
             return "no nodes available to schedule pods"
+        version, text = self._memory.get(pod.shape, (-1, ""))
+        if version == self._version:
+            return text
+        text = self._explain(pod)
+        if not (pod.attract or pod.repel or self._repelling):
+            self._memory[pod.shape] = (self._version, text)
+        return text
+
+    def _explain(self, pod: PodView) -> str:
         neighbours = self.neighbours(pod)
         counts: Counter[str] = Counter()
         for room in self.rooms.values():
@@ -193,17 +212,9 @@ def matches(term: Term, pod: PodView) -> bool:
 
 def _make(pod: PodView, terms: Sequence[Term], neighbours: Neighbours) -> str:
     """Pods with the same make are interchangeable."""
-    spec = pod.spec
-    parts = [
-        sorted(pod.requests.items()),
-        spec.get("nodeSelector"),
-        (spec.get("affinity") or {}).get("nodeAffinity"),
-        spec.get("tolerations"),
-        [(term.selector, sorted(term.namespaces or ()), term.topology) for term in (*pod.attract, *pod.repel)],
-        [matches(term, pod) for term in terms],
-        sorted(neighbours.defended),
-    ]
-    return json.dumps(parts, sort_keys=True, default=str)
+    if not terms and not neighbours.defended:
+        return pod.shape
+    return f"{pod.shape} {[matches(term, pod) for term in terms]} {sorted(neighbours.defended)}"
 
 
 class Search:
@@ -293,7 +304,7 @@ class Search:
 
     def _order(self, pod: PodView) -> list[Room]:
         """The fullest node first for pods with chips, so that free nodes stay whole; the emptiest for the others."""
-        wanted = list(pod.chip_requests())
+        wanted = list(pod.chip_requests)
         rooms = list(self._space.rooms.values())
         if wanted:
             return sorted(rooms, key=lambda room: sum(len(room.chips[name]) for name in wanted))

@@ -57,8 +57,11 @@ class PodView:
     rank: int
     attract: tuple[Term, ...] = ()
     repel: tuple[Term, ...] = ()
-    complaint: str = ""
-    """The message of the condition PodScheduled=False that it has."""
+    shape: str = ""
+    """Pods with the same shape ask the same of a node."""
+    picky: bool = False
+    """It names nodes that it wants."""
+    chip_requests: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -76,9 +79,6 @@ class PodView:
     @property
     def waits(self) -> bool:
         return not self.node and not self.finished and not self.deleting and not self.spec.get("schedulingGates")
-
-    def chip_requests(self) -> dict[str, int]:
-        return {name: self.requests[name] // 1000 for name in CHIP_RESOURCES if self.requests.get(name, 0) >= 1000}
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,15 @@ def read_pod(pod: Object) -> PodView:
     group = next((annotations[name] for name in GROUP_ANNOTATIONS if annotations.get(name)), "")
     affinity = spec.get("affinity") or {}
     requests = resources.pod_requests(spec)
-    complaint = next(
-        (
-            condition.get("message", "")
-            for condition in status.get("conditions") or []
-            if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
-        ),
-        "",
-    )
+    node_affinity = affinity.get("nodeAffinity")
+    attract, repel = _terms(affinity.get("podAffinity"), namespace), _terms(affinity.get("podAntiAffinity"), namespace)
+    shape = [
+        sorted(requests.items()),
+        spec.get("nodeSelector"),
+        node_affinity,
+        spec.get("tolerations"),
+        [(term.selector, sorted(term.namespaces or ()), term.topology) for term in (*attract, *repel)],
+    ]
     return PodView(
         namespace=namespace,
         name=metadata["name"],
@@ -150,9 +151,11 @@ def read_pod(pod: Object) -> PodView:
         group=f"{namespace}/{group}" if group else "",
         task=annotations.get(TASK_ANNOTATION, ""),
         rank=_number(annotations.get("hccl/rankIndex")),
-        attract=_terms(affinity.get("podAffinity"), namespace),
-        repel=_terms(affinity.get("podAntiAffinity"), namespace),
-        complaint=complaint,
+        attract=attract,
+        repel=repel,
+        shape=json.dumps(shape, sort_keys=True, default=str),
+        picky=bool(spec.get("nodeSelector") or node_affinity),
+        chip_requests={name: requests[name] // 1000 for name in CHIP_RESOURCES if requests.get(name, 0) >= 1000},
     )
 
 
