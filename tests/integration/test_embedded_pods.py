@@ -228,7 +228,7 @@ def test_deletion_asks_and_then_kills(tmp_path: Path, isolate: bool) -> None:
 async def ready(cluster: SmallCluster, name: str, word: str = "ready") -> None:
     """Until the log has the word."""
     item = cluster.pod(name)
-    from evertrain.embedded.api.logs import LogRequest
+    from evertrain.embedded.podlogs import LogRequest
 
     node = cluster.nodes[item["spec"]["nodeName"]]
     async for piece in node.log(item, LogRequest("main", follow=True)):

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evertrain.embedded.node import addresses, logs, status
 from evertrain.embedded.node.config import NodeConfig, base_environment, capacity, node_object, node_status
@@ -22,11 +22,9 @@ from evertrain.embedded.node.engine import Engine
 from evertrain.embedded.node.lifecycle import Running, Waiting
 from evertrain.embedded.node.machine import Machine
 from evertrain.embedded.node.pod import PodWorker
+from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
 from evertrain.embedded.recorder import NORMAL, rfc3339_micro
 from evertrain.kube.port import LEASE, NODE, POD, AlreadyExists, ApiError, Conflict, NotFound, Object
-
-if TYPE_CHECKING:
-    from evertrain.embedded.api.logs import LogRequest
 
 logger = logging.getLogger(__name__)
 
@@ -261,8 +259,6 @@ class VirtualNode:
 
     async def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]:
         """Pieces of the log of a container. Raises LogsUnavailable before the first one."""
-        from evertrain.embedded.api.logs import LogsUnavailable
-
         uid, name = pod["metadata"]["uid"], request.container
         folder = self.pod_folder(uid) / "logs" / name
         attempt = self._attempt(pod, name)
