@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evertrain.embedded import volcano
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
-from evertrain.embedded.store import Store
-
-from evertrain.embedded import volcano
 from evertrain.embedded.node.config import NodeConfig
 from evertrain.embedded.node.machine import Machine
 from evertrain.embedded.node.node import VirtualNode
 from evertrain.embedded.podlogs import LogRequest
 from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.embedded.schema import Registry
+from evertrain.embedded.store import Store
 from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, EVENT, POD, QUEUE, AlreadyExists, Object
 from leftovers import TEST_ID
 
