@@ -324,7 +324,7 @@ def content(item: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_APPLIED, _APPLIED)
 def test_alone_the_object_is_what_was_applied_last(first: dict[str, Any], second: dict[str, Any]) -> None:
     direct = apply(None, second)
@@ -334,7 +334,7 @@ def test_alone_the_object_is_what_was_applied_last(first: dict[str, Any], second
     assert apply(made, second, now=LATER) == made
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_APPLIED, _APPLIED, _APPLIED)
 def test_force_always_gives_what_was_asked_and_never_drops_anothers(
     first: dict[str, Any], other: dict[str, Any], second: dict[str, Any]

@@ -181,7 +181,7 @@ def spoiled(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     return good, bad
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(spoiled())
 def test_junk_in_any_place(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
     good, bad = pair

@@ -277,7 +277,9 @@ class Api:
                 raise invalid_object(resource.group, resource.kind, record.name, errors)
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
         warnings = tuple(prepared.warnings)
-        if _same(new, old, managed=not track):
+        # kubectl hands its fields to another manager by a patch that changes nothing else.
+        handed_over = not track or "managedFields" in new["metadata"]
+        if _same(new, old, managed=handed_over):
             return Written(self.own(resource, record), warnings=warnings)
         if track:
             new = _tracked(resource, old, new, options.manager, moment, subresource)
