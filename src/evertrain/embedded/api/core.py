@@ -15,6 +15,7 @@ from typing import Any
 
 from evertrain.embedded.api import admission
 from evertrain.embedded.api.deletion import DeleteOptions, finishable, marked
+from evertrain.embedded.api.envelope import bound, check_envelope, check_preconditions
 from evertrain.embedded.api.listing import ListOptions, Page, matcher, page, parse_version, shown, storage_of
 from evertrain.embedded.api.status import already_exists, changed, conflict, forbidden, not_found
 from evertrain.embedded.api.watching import Watch
@@ -133,7 +134,7 @@ class Api:
 
     def create(self, resource: Resource, namespace: str, item: Any, options: WriteOptions = DEFAULTS) -> Written:
         """`item` is this method's own from now on."""
-        item = self._envelope(resource, namespace, "", item)
+        item = check_envelope(resource, namespace, "", item)
         metadata = item["metadata"]
         if metadata.get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
@@ -182,7 +183,7 @@ class Api:
         *,
         subresource: str = "",
     ) -> Written:
-        item = self._envelope(resource, namespace, name, item)
+        item = check_envelope(resource, namespace, name, item)
         record = self.record(resource, namespace, name)
         version = item["metadata"].get("resourceVersion")
         if not version and resource.custom:
@@ -210,7 +211,7 @@ class Api:
             raise not_found(resource, name)
         old = self.own(resource, record)
         item = patched(resource, old, body, content_type)
-        item = self._envelope(resource, namespace, name, item)
+        item = check_envelope(resource, namespace, name, item)
         return self._update(resource, record, item, options, subresource=subresource, track=True)
 
     def _apply(
@@ -223,7 +224,7 @@ class Api:
         options: WriteOptions,
         subresource: str,
     ) -> Written:
-        body = self._envelope(resource, namespace, name, body)
+        body = check_envelope(resource, namespace, name, body)
         body["metadata"]["name"] = name
         old = None if record is None else self.own(resource, record)
         if old is None and subresource:
@@ -233,7 +234,7 @@ class Api:
         if body["metadata"].get("managedFields"):
             raise bad_request("metadata.managedFields must be nil")
         if record is not None:
-            self._preconditions(resource, record, body["metadata"])
+            check_preconditions(resource, record, body["metadata"])
         item = applied(
             resource,
             old,
@@ -257,7 +258,7 @@ class Api:
         subresource: str,
         track: bool,
     ) -> Written:
-        self._preconditions(resource, record, item["metadata"])
+        check_preconditions(resource, record, item["metadata"])
         if (resource.group, resource.kind) == ("", "Secret"):
             admission.encode_secret(item)
         old = shown(resource, record)
@@ -331,7 +332,7 @@ class Api:
 
     def delete(self, resource: Resource, namespace: str, name: str, options: DeleteOptions = PLAIN_DELETE) -> Written:
         record = self.record(resource, namespace, name)
-        self._preconditions(resource, record, {"uid": options.uid, "resourceVersion": options.version}, "Precondition")
+        check_preconditions(resource, record, {"uid": options.uid, "resourceVersion": options.version})
         if (resource.group, resource.kind) == ("", "Namespace"):
             return self._delete_namespace(resource, record, options)
         before = self.own(resource, record)
@@ -370,11 +371,15 @@ class Api:
 
     def finalize_namespace(self, resource: Resource, name: str, item: Any, options: WriteOptions) -> Written:
         """PUT namespaces/NAME/finalize: somebody has finished, or still holds on to it."""
-        item = self._envelope(resource, "", name, item)
+        item = check_envelope(resource, "", name, item)
         record = self.record(resource, "", name)
-        self._preconditions(resource, record, item["metadata"])
+        check_preconditions(resource, record, item["metadata"])
         new = record.copy()
-        new.setdefault("spec", {})["finalizers"] = (item.get("spec") or {}).get("finalizers") or []
+        spec = item.get("spec")
+        finalizers = (spec.get("finalizers") if isinstance(spec, dict) else None) or []
+        if not isinstance(finalizers, list) or not all(isinstance(text, str) and text for text in finalizers):
+            raise bad_request("spec.finalizers must be a list of strings")
+        new.setdefault("spec", {})["finalizers"] = finalizers
         if options.dry_run:
             return Written(new)
         if not new["spec"]["finalizers"] and finishable(new) and not self.store.resources_in(name):
@@ -398,30 +403,8 @@ class Api:
             raise invalid_object("", "Binding", name, [error])
         record = self.record(resource, namespace, name)
         given = binding.get("metadata") if isinstance(binding.get("metadata"), dict) else {}
-        self._preconditions(resource, record, {"uid": given.get("uid")}, "Precondition")
-        pod = record.copy()
-        if pod["metadata"].get("deletionTimestamp"):
-            raise conflict(resource, name, f"pod {name} is being deleted, cannot be assigned to a host")
-        if pod["spec"].get("nodeName"):
-            raise conflict(resource, name, f'pod {name} is already assigned to node "{pod["spec"]["nodeName"]}"')
-        pod["spec"]["nodeName"] = node
-        annotations = given.get("annotations")
-        if isinstance(annotations, dict):
-            pod["metadata"].setdefault("annotations", {}).update(annotations)
-        conditions = [
-            condition
-            for condition in pod.setdefault("status", {}).get("conditions") or ()
-            if condition.get("type") != "PodScheduled"
-        ]
-        conditions.append(
-            {
-                "type": "PodScheduled",
-                "status": "True",
-                "lastProbeTime": None,
-                "lastTransitionTime": _text(self.now()),
-            }
-        )
-        pod["status"]["conditions"] = conditions
+        check_preconditions(resource, record, {"uid": given.get("uid")})
+        pod = bound(resource, record.copy(), node, given.get("annotations"), _text(self.now()))
         if not dry_run:
             self.store.update(PODS, namespace, name, pod, record.version)
 
@@ -447,65 +430,6 @@ class Api:
         for record in self.store.records(storage_of(resource)):
             if (record.namespace, record.name) != (namespace, name):
                 yield record.object
-
-    def _preconditions(self, resource: Resource, record: Record, asked: Object, word: str = "Precondition") -> None:
-        metadata = record.object["metadata"]
-        uid, version = asked.get("uid"), asked.get("resourceVersion")
-        if uid and uid != metadata["uid"]:
-            why = f"{word} failed: UID in precondition: {uid}, UID in object meta: {metadata['uid']}"
-            raise conflict(resource, record.name, why)
-        if version and version != metadata["resourceVersion"]:
-            if not (isinstance(version, str) and version.isascii() and version.isdigit()):
-                error = FieldError(
-                    "metadata.resourceVersion", "FieldValueInvalid", f'Invalid value: "{version}": must be a number'
-                )
-                raise invalid_object(resource.group, resource.kind, record.name, [error])
-            raise changed(resource, record.name)
-
-    def _envelope(self, resource: Resource, namespace: str, name: str, item: Any) -> Object:
-        """What must be right before the object can be looked at as one of its kind."""
-        if not isinstance(item, dict):
-            raise bad_request(f"the object provided is unrecognized: a {resource.kind} must be an object")
-        item.setdefault("apiVersion", resource.api_version)
-        item.setdefault("kind", resource.kind)
-        if item["kind"] != resource.kind:
-            raise bad_request(
-                f'{item["kind"]} in version "{item["apiVersion"]}" cannot be handled as a {resource.kind}'
-            )
-        if item["apiVersion"] != resource.api_version:
-            raise bad_request(
-                f"the API version in the data ({item['apiVersion']}) does not match the expected API version "
-                f"({resource.api_version})"
-            )
-        metadata = item.setdefault("metadata", {})
-        if metadata is None:
-            metadata = item["metadata"] = {}
-        if not isinstance(metadata, dict):
-            raise bad_request(
-                f'{resource.kind} in version "{resource.version}" cannot be handled: metadata must be an object'
-            )
-        for key in ("name", "namespace", "generateName", "uid", "resourceVersion"):
-            if metadata.get(key) is None:
-                metadata.pop(key, None)
-            elif not isinstance(metadata[key], str):
-                raise bad_request(
-                    f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: '
-                    f"metadata.{key} must be a string"
-                )
-        given = metadata.get("namespace", "")
-        if resource.namespaced:
-            if given and given != namespace:
-                raise bad_request(
-                    "the namespace of the provided object does not match the namespace sent on the request"
-                )
-            metadata["namespace"] = namespace
-        elif given:
-            raise bad_request(f"namespace may not be set: {resource.qualified} is not namespaced")
-        if name and metadata.setdefault("name", name) != name:
-            raise bad_request(
-                f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})"
-            )
-        return item
 
     def _generate_name(self, resource: Resource, namespace: str, metadata: Object) -> None:
         base = metadata["generateName"][:_MAX_NAME_BASE]
