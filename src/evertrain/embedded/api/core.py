@@ -16,7 +16,16 @@ from typing import Any
 from evertrain.embedded.api import admission
 from evertrain.embedded.api.deletion import DeleteOptions, finishable, marked
 from evertrain.embedded.api.envelope import bound, check_envelope, check_preconditions
-from evertrain.embedded.api.listing import ListOptions, Page, matcher, page, parse_version, shown, storage_of
+from evertrain.embedded.api.listing import (
+    ListOptions,
+    Page,
+    matcher,
+    page,
+    parse_version,
+    quick_matcher,
+    shown,
+    storage_of,
+)
 from evertrain.embedded.api.status import already_exists, changed, conflict, forbidden, not_found
 from evertrain.embedded.api.watching import Watch
 from evertrain.embedded.schema import (
@@ -123,6 +132,7 @@ class Api:
             namespace,
             matcher(resource, labels, fields),
             version=start,
+            quick=quick_matcher(resource, fields),
             bookmarks=bookmarks,
             initial_end=bool(send_initial) and bookmarks,
         )

@@ -77,6 +77,19 @@ def matcher(resource: Resource, labels: str, fields: str) -> Matcher | None:
     return matches
 
 
+def quick_matcher(resource: Resource, fields: str) -> Matcher | None:
+    """Refuses most of what `matcher` refuses, at a fraction of the cost: a watch by node has fifty like it beside it,
+    and each looks at every pod."""
+    if resource.storage or not fields.strip():
+        return None  # what is stored may have other fields than what is shown
+    terms = FieldSelector.parse(fields, resource).terms
+    for path, equal, value in terms:
+        first, _, second = path.partition(".")
+        if equal and value not in ("", "true", "false") and second and "." not in second:
+            return lambda item: (item.get(first) or {}).get(second) == value
+    return None
+
+
 def select(resource: Resource, records: list[Record], matches: Matcher | None) -> list[Record]:
     if matches is None:
         return records

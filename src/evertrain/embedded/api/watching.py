@@ -46,6 +46,7 @@ class Watch:
         matches: Matcher | None,
         *,
         version: int | None,
+        quick: Matcher | None = None,
         bookmarks: bool = False,
         initial_end: bool = False,
     ) -> None:
@@ -56,6 +57,7 @@ class Watch:
         self._storage = storage_of(resource)
         self._namespace = namespace
         self._matches = matches
+        self._quick = quick
         self._bookmarks = bookmarks
         self._pending: deque[WatchEvent] = deque()
         self._wake = asyncio.Event()
@@ -109,6 +111,10 @@ class Watch:
     def _event(self, change: StoredChange) -> WatchEvent | None:
         if self._matches is None:
             return WatchEvent(change.type, change.record)
+        if self._quick is not None and not any(
+            self._quick(record.object) for record in (change.record, change.previous) if record is not None
+        ):
+            return None
         before = change.previous is not None and self._matches(shown(self._resource, change.previous))
         if change.type == DELETED:
             return WatchEvent(DELETED, change.record) if before else None
