@@ -73,5 +73,5 @@ $(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(VENV)/.made
 
 $(VENV)/.ready-to-test: $(VENV)/.ready-to-run
 	@echo "== installing the tools for testing"
-	@$(PIP) -qq --editable '.[torch,dev]'
+	@$(PIP) -qq --editable '.[torch,cluster,dev]'
 	@touch $@

@@ -12,12 +12,24 @@ usage: evertrain COMMAND ...
 
 Keeps distributed training running through faults.
 
-commands:
+training on this machine or on machines of yours:
   launch      start a training script on this machine and keep it running (takes torchrun's options)
   ctl         pause a running job, let it continue, exchange a process, ask for its status
   timeline    show what happened in a run, from its events file
   demo        train, kill a process in the middle, and compare the results
   controller  run a job's controller by itself, for agents that connect over the network
+
+a cluster on this machine, for AscendJobs (pip install 'evertrain[cluster]'):
+  up          start it: API server for kubectl, scheduler, operator, nodes whose pods are processes
+  down        end it
+  run         run a job from its YAML file to its end, on a cluster made for it if none runs
+  get         list objects, or show one (like kubectl, as the next three)
+  describe    show an object with its events
+  logs        print what a pod wrote
+  delete      delete objects
+  node        stop and start virtual nodes
+  operator    run the AscendJob operator alone, against any Kubernetes
+
   version     print the version
 
 `evertrain COMMAND --help` explains a command.
@@ -54,6 +66,60 @@ def _demo(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def _up(argv: Sequence[str]) -> int:
+    from evertrain.cli.up import main
+
+    return main(argv)
+
+
+def _down(argv: Sequence[str]) -> int:
+    from evertrain.cli.down import main
+
+    return main(argv)
+
+
+def _run(argv: Sequence[str]) -> int:
+    from evertrain.cli.run import main
+
+    return main(argv)
+
+
+def _get(argv: Sequence[str]) -> int:
+    from evertrain.cli.objects import get
+
+    return get(argv)
+
+
+def _describe(argv: Sequence[str]) -> int:
+    from evertrain.cli.objects import describe
+
+    return describe(argv)
+
+
+def _logs(argv: Sequence[str]) -> int:
+    from evertrain.cli.objects import logs
+
+    return logs(argv)
+
+
+def _delete(argv: Sequence[str]) -> int:
+    from evertrain.cli.objects import delete
+
+    return delete(argv)
+
+
+def _node(argv: Sequence[str]) -> int:
+    from evertrain.cli.node import main
+
+    return main(argv)
+
+
+def _operator(argv: Sequence[str]) -> int:
+    from evertrain.cli.operator import main
+
+    return main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     print(f"evertrain {__version__}")
     return 0
@@ -65,6 +131,15 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "timeline": _timeline,
     "demo": _demo,
     "controller": _controller,
+    "up": _up,
+    "down": _down,
+    "run": _run,
+    "get": _get,
+    "describe": _describe,
+    "logs": _logs,
+    "delete": _delete,
+    "node": _node,
+    "operator": _operator,
     "version": _version,
 }
 

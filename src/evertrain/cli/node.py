@@ -1,0 +1,93 @@
+"""`evertrain node list|stop|start`: take a virtual node away, as if its machine had lost its power, and give it back.
+
+The order is an annotation on the node, which the cluster obeys and answers with another: so it is kept over a restart
+of the cluster, and kubectl can give it, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from evertrain.cli import running
+from evertrain.cli.objects import cluster_options
+from evertrain.cli.running import CommandError, UsageError
+from evertrain.embedded.power import OFF, ON, ORDER, STATE
+
+if TYPE_CHECKING:
+    from evertrain.cli.connection import Connection
+
+PATIENCE = 30.0
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="evertrain node",
+        description="Virtual nodes of the embedded cluster.",
+        epilog="`stop` kills the node's pods at once and ends its heartbeat. As on Kubernetes, the node becomes "
+        "NotReady some 40 s later and its pods are deleted when their toleration is over.",
+    )
+    cluster_options(parser)
+    orders = parser.add_subparsers(dest="order", required=True, metavar="ORDER")
+    orders.add_parser("list", help="the nodes and whether they run")
+    for order, text in (("stop", "take nodes away"), ("start", "bring nodes back")):
+        orders.add_parser(order, help=text).add_argument("names", metavar="NODE", nargs="+")
+    arguments = parser.parse_args(argv)
+    return running.run("node", lambda: _main(arguments))
+
+
+async def _main(arguments: argparse.Namespace) -> int:
+    from evertrain.cli import connection
+
+    kube = connection.connect(connection.choose_kubeconfig(arguments.kubeconfig, arguments.data_dir))
+    try:
+        if arguments.order == "list":
+            return await _list(kube)
+        for name in arguments.names:
+            await _switch(kube, name, ON if arguments.order == "start" else OFF)
+        return 0
+    finally:
+        await kube.close()
+
+
+async def _list(kube: Connection) -> int:
+    from evertrain.cli import printing
+    from evertrain.kube.port import NODE, POD
+
+    rows = [["NAME", "POWER", "STATUS", "NPUS", "PODS"]]
+    pods = (await kube.list(POD, fields="status.phase=Running")).items
+    for node in (await kube.list(NODE)).items:
+        name, status = node["metadata"]["name"], node.get("status") or {}
+        ready = [c["status"] == "True" for c in status.get("conditions") or [] if c["type"] == "Ready"]
+        state = (node["metadata"].get("annotations") or {}).get(STATE, "")
+        count = sum((pod.get("spec") or {}).get("nodeName") == name for pod in pods)
+        npus = str((status.get("capacity") or {}).get("huawei.com/Ascend910", "0"))
+        rows.append([name, state or "-", "Ready" if ready == [True] else "NotReady", npus, str(count)])
+    print(printing.aligned(rows))
+    return 0
+
+
+async def _switch(kube: Connection, name: str, power: str) -> None:
+    from evertrain.kube.port import NODE, NotFound
+
+    try:
+        node = await kube.get(NODE, name)
+        if not (node["metadata"].get("annotations") or {}).get(STATE):
+            raise UsageError(f"{name} is not a virtual node")
+        node = await kube.patch(NODE, name, None, {"metadata": {"annotations": {ORDER: power}}})
+    except NotFound:
+        raise UsageError(f"there is no node {name}; `evertrain node list` names them") from None
+    version = node["metadata"]["resourceVersion"]
+    if (node["metadata"].get("annotations") or {}).get(STATE) != power:
+        changes = kube.watch(NODE, resource_version=version, fields=f"metadata.name={name}")
+        try:
+            async with asyncio.timeout(PATIENCE), contextlib.aclosing(changes):  # type: ignore[type-var]
+                async for change in changes:
+                    if (change.object["metadata"].get("annotations") or {}).get(STATE) == power:
+                        break
+        except TimeoutError:
+            raise CommandError(f"{name} has not obeyed in {PATIENCE:g} s; does its cluster run?") from None
+    print(f"{name} {'started' if power == ON else 'stopped'}", flush=True)

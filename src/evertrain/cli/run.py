@@ -1,0 +1,245 @@
+"""`evertrain run JOB.yaml`: a job from its file to its end, on the cluster that runs or on one made for it.
+
+What happens to the job goes to standard error, what its pods print to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evertrain.cli import manifest, running
+from evertrain.cli.running import CommandError, UsageError
+from evertrain.cli.up import node_options, settings_of
+from evertrain.embedded import instance
+
+if TYPE_CHECKING:
+    from evertrain.cli.connection import Connection, Refused
+    from evertrain.kube.port import Object
+
+INVALID, TOO_LATE = 2, 124
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.timeout is not None and arguments.timeout <= 0:
+        parser.error("--timeout is a number of seconds above 0")
+    try:
+        documents = manifest.read(arguments.file)
+        job = _the_job(documents, arguments.file)
+    except manifest.ManifestError as error:
+        return running.complain("run", str(error), INVALID)
+    return running.run("run", lambda: _main(arguments, documents, job))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="evertrain run",
+        description="Run an AscendJob and wait for its end. If no embedded cluster runs, one is started for the job "
+        "and ended with it.",
+        epilog="examples:\n"
+        "  evertrain run job.yaml                                      on 2 virtual nodes with 8 NPUs each\n"
+        "  evertrain run --nodes 4 --timeout 600 job.yaml              on 4, and not longer than 10 minutes\n"
+        "  evertrain run --node-label example-key=example-value examples/cluster/job.yaml\n\n"
+        "exit codes: 0 the job Succeeded; 1 it Failed; 2 the file or the job is invalid; 124 --timeout is over;\n"
+        "130 interrupted. A job on a cluster that was there before goes on after 124 and 130.\n\n"
+        "which cluster: --kubeconfig, else the one that runs on --data-dir, else $KUBECONFIG if it is that of an\n"
+        "embedded cluster that answers, else a new one.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "file", metavar="JOB.yaml", help="one AscendJob, and whatever else it needs; - for standard input"
+    )
+    parser.add_argument("-n", "--namespace", default="", help="where the file names none (default: default)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="give up after this many seconds")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="run it on this cluster")
+    parser.add_argument("--data-dir", type=Path, default=instance.default_folder(), metavar="DIR")
+    node_options(parser)
+    return parser
+
+
+async def _main(arguments: argparse.Namespace, documents: list[manifest.Document], job: manifest.Document) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        async with _cluster(arguments) as (kube, lasting):
+            submission = Submission(kube, documents, job, arguments.namespace or kube.namespace)
+            try:
+                submitted = await submission.submit()
+            except manifest.ManifestError as error:
+                return running.complain("run", str(error), INVALID)
+            from evertrain.cli.following import Follower
+
+            follower = Follower(kube, submitted, job)
+            try:
+                async with asyncio.timeout(arguments.timeout):
+                    return await follower.follow()
+            except TimeoutError:
+                follower.say(f"not finished after {arguments.timeout:g} s, {follower.state()}")
+                if lasting:
+                    follower.say(f"it goes on; `evertrain delete acjob {follower.name}` ends it")
+                return TOO_LATE
+    except asyncio.CancelledError:
+        return running.INTERRUPTED
+
+
+def _the_job(documents: list[manifest.Document], source: str) -> manifest.Document:
+    jobs = [document for document in documents if document.object["kind"] == "AscendJob"]
+    if not jobs:
+        kinds = ", ".join(document.object["kind"] for document in documents) or "nothing"
+        line = documents[0].line_of("kind") if documents else None
+        raise manifest.ManifestError(source, line, f"there is no AscendJob in it, but {kinds}", "kind")
+    if len(jobs) > 1:
+        raise manifest.ManifestError(source, jobs[1].line, "a second AscendJob; `evertrain run` runs one at a time")
+    return jobs[0]
+
+
+@contextlib.asynccontextmanager
+async def _cluster(arguments: argparse.Namespace) -> AsyncIterator[tuple[Connection, bool]]:
+    """A cluster, and whether it was there before and stays."""
+    from evertrain.cli import connection
+
+    found = await _running_cluster(arguments)
+    if found is not None:
+        kube = connection.connect(found)
+        try:
+            yield kube, True
+        finally:
+            await kube.close()
+        return
+    from evertrain.embedded.cluster import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="evertrain-run-") as folder:
+        settings = settings_of(arguments, Path(folder))
+        print(f"evertrain: no cluster runs; starting one with {settings.text()} for this job", file=sys.stderr)
+        async with Cluster(settings) as cluster:
+            kube = connection.connect(cluster.kubeconfig)
+            try:
+                yield kube, False
+            finally:
+                await kube.close()
+
+
+async def _running_cluster(arguments: argparse.Namespace) -> Path | None:
+    from evertrain.cli import connection
+
+    if arguments.kubeconfig:
+        return connection.choose_kubeconfig(arguments.kubeconfig, arguments.data_dir)
+    there = instance.find(arguments.data_dir)
+    if there is not None:
+        if not there.kubeconfig:
+            raise CommandError(f"the cluster on {arguments.data_dir} is only starting or ending; try again")
+        return Path(there.kubeconfig)
+    named = Path(os.environ.get("KUBECONFIG", "").split(os.pathsep)[0])
+    if not named.is_file():
+        return None
+    try:
+        kube = connection.connect(named)
+    except UsageError:
+        return None
+    try:
+        # A cluster of Kubernetes that happens to be in the environment is not for trying things out.
+        version = await kube.ask("GET", "/version")
+        return named if "evertrain" in str(version.get("gitVersion", "")) else None
+    except Exception:  # it doesn't answer, or not as a cluster does
+        return None
+    finally:
+        await kube.close()
+
+
+class Submission:
+    """Gives the objects of a file to the server and translates its refusals into lines of the file."""
+
+    def __init__(self, kube: Connection, documents: list[manifest.Document], job: manifest.Document, namespace: str):
+        self._kube, self._documents, self._job, self._namespace = kube, documents, job, namespace
+
+    async def submit(self) -> Object:
+        for document in self._documents:
+            if document is not self._job:
+                await self._give(document, replace=True)
+        return await self._give(self._job, replace=False)
+
+    async def _give(self, document: manifest.Document, *, replace: bool) -> Object:
+        from evertrain.cli.connection import Refused, path_of
+
+        try:
+            kind = await self._kube.find_kind_of(document.object)
+        except UsageError as error:
+            raise document.refuse("apiVersion", str(error)) from None
+        metadata = dict(document.object["metadata"])
+        namespace = str(metadata.get("namespace") or self._namespace) if kind.namespaced else None
+        if namespace:
+            metadata["namespace"] = namespace
+        item = document.object | {"metadata": metadata}
+        name = str(metadata.get("name") or "")
+        strict = {"fieldValidation": "Strict", "fieldManager": "evertrain"}
+        if name and not replace:
+            await self._make_room(kind, name, namespace)
+        try:
+            try:
+                return await self._kube.ask("POST", path_of(kind, namespace), strict, item)
+            except Refused as error:
+                if error.reason != "AlreadyExists" or not replace:
+                    raise
+            for _ in range(5):
+                there = await self._kube.get(kind, name, namespace)
+                version = there["metadata"]["resourceVersion"]
+                renewed = item | {"metadata": metadata | {"resourceVersion": version}}
+                try:
+                    return await self._kube.ask("PUT", path_of(kind, namespace, name), strict, renewed)
+                except Refused as error:
+                    if error.reason != "Conflict":
+                        raise
+            raise CommandError(f"{kind.kind.lower()} {name} is changed by somebody else all the time")
+        except Refused as error:
+            if error.code in (400, 404, 413, 422):
+                raise explain(document, error) from None
+            raise
+
+    async def _make_room(self, kind: Any, name: str, namespace: str | None) -> None:
+        from evertrain.cli.objects import gone
+        from evertrain.kube.port import NotFound
+
+        try:
+            there = await self._kube.get(kind, name, namespace)
+        except NotFound:
+            return
+        uid = there["metadata"]["uid"]
+        from evertrain.cli.following import outcome
+
+        if outcome(there) is None and not there["metadata"].get("deletionTimestamp"):
+            raise CommandError(
+                f"acjob {name} already runs in namespace {namespace}; wait for it, or `evertrain delete acjob {name}`"
+            )
+        print(f"evertrain: acjob {name} of an earlier run is deleted first", file=sys.stderr)
+        await self._kube.delete(kind, name, namespace, uid=uid)
+        await gone(self._kube, kind, name, namespace, uid)
+
+
+def explain(document: manifest.Document, error: Refused) -> manifest.ManifestError:
+    """What the server refused, with the lines where it stands."""
+    causes = [
+        (str(cause["field"]), str(cause.get("message") or error.message))
+        for cause in error.details.get("causes") or []
+        if cause.get("field") and cause["field"] != "<nil>"
+    ]
+    if not causes:
+        causes = [(field, error.message) for field in manifest.fields_in(error.message)]
+    if not causes:
+        return manifest.ManifestError(document.source, document.line, error.message)
+    first, *others = [document.refuse(field, what) for field, what in dict(causes).items()]
+    return manifest.ManifestError(document.source, first.line, "\n".join([_after_place(first), *map(str, others)]))
+
+
+def _after_place(error: manifest.ManifestError) -> str:
+    return str(error).partition(": ")[2]

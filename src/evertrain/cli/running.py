@@ -1,0 +1,56 @@
+"""How the commands of the cluster run: one asyncio loop, one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+PACKAGES = ("lightkube", "starlette", "uvicorn", "cryptography")
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class UsageError(Exception):
+    """What the user asked for can't be done as it was asked. The text says why."""
+
+
+class CommandError(Exception):
+    """The command failed. The text says why."""
+
+
+def run(command: str, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        names = ", ".join(missing)
+        return complain(
+            command, f"needs packages that are not installed ({names}): pip install 'evertrain[cluster]'", USAGE
+        )
+    from evertrain.kube.port import ApiError
+
+    try:
+        code = asyncio.run(main())
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        return complain(command, str(error), USAGE)
+    except CommandError as error:
+        return complain(command, str(error), FAILED)
+    except ApiError as error:
+        return complain(command, f"the server refused ({error.reason or error.code}): {error.message}", FAILED)
+    except BrokenPipeError:
+        # The reader, `head` for example, has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, TimeoutError) as error:
+        return complain(command, f"the cluster can't be reached: {error}", FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def complain(command: str, text: str, code: int) -> int:
+    print(f"evertrain {command}: {text}", file=sys.stderr)
+    return code

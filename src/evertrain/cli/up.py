@@ -1,0 +1,200 @@
+"""`evertrain up`: a cluster in this process, until it is told to end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evertrain.cli import running
+from evertrain.cli.running import CommandError, UsageError
+from evertrain.embedded import instance
+
+if TYPE_CHECKING:
+    from evertrain.embedded.cluster import Settings
+
+MOST_NODES = 1000
+MOST_NPUS = 64
+START_PATIENCE = 60.0
+READY = b"ready\n"
+_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    arguments.data_dir = arguments.data_dir.expanduser().absolute()
+    check_nodes(parser, arguments)
+    if not 0 <= arguments.port <= 65535:
+        parser.error("--port is between 0 and 65535")
+    if arguments.detach:
+        return running.run("up", lambda: _detach(argv, arguments.data_dir))
+    return running.run("up", lambda: _up(arguments))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="evertrain up",
+        description="Start a cluster on this machine: an API server that kubectl understands, a scheduler, the "
+        "AscendJob operator, and virtual nodes whose pods are processes. It lasts until Ctrl-C or `evertrain down`; its "
+        "objects are kept in the data directory and are there again at the next start.",
+        epilog="examples:\n"
+        "  evertrain up                                        2 nodes with 8 NPUs each, in the foreground\n"
+        "  evertrain up --nodes 4 --npus 16 --detach           in the background; `evertrain down` ends it\n"
+        "  evertrain up --node-label example-key=example-value for jobs with that nodeSelector\n\n"
+        "then, in another terminal, as printed at the start:\n"
+        "  export KUBECONFIG=~/.evertrain/cluster/kubeconfig\n"
+        "  kubectl apply -f job.yaml; kubectl get acjob,pods   or, without kubectl: evertrain run job.yaml",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    node_options(parser)
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=instance.default_folder(),
+        metavar="DIR",
+        help="objects, logs and volumes (default: $EVERTRAIN_DATA_DIR, else ~/.evertrain/cluster)",
+    )
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where to write it (default: DIR/kubeconfig)")
+    parser.add_argument("--port", type=int, default=0, help="of the API server on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--detach", action="store_true", help="go on in the background; messages go to DIR/cluster.log")
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("-v", "--verbose", action="store_true", help="say more about what the parts do")
+    return parser
+
+
+def node_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, default=2, help="virtual nodes (default 2)")
+    parser.add_argument("--npus", type=int, default=8, help="huawei.com/Ascend910 on each (default 8)")
+    parser.add_argument(
+        "--node-label", action="append", default=[], metavar="KEY=VALUE", help="on every node; repeatable"
+    )
+
+
+def check_nodes(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    if not 1 <= arguments.nodes <= MOST_NODES:
+        parser.error(f"--nodes is between 1 and {MOST_NODES}")
+    if not 0 <= arguments.npus <= MOST_NPUS:
+        parser.error(f"--npus is between 0 and {MOST_NPUS}")
+    for label in arguments.node_label:
+        key, sign, value = label.partition("=")
+        if not sign or not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            parser.error(f"--node-label {label!r} is not of the form key=value, as labels are written")
+
+
+def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
+    from evertrain.embedded.cluster import Settings
+
+    return Settings(
+        folder=folder,
+        nodes=arguments.nodes,
+        npus=arguments.npus,
+        labels=dict(label.split("=", 1) for label in arguments.node_label),
+        kubeconfig=getattr(arguments, "kubeconfig", None),
+        port=getattr(arguments, "port", 0),
+    )
+
+
+async def _up(arguments: argparse.Namespace) -> int:
+    from evertrain.embedded.cluster import Cluster, PartFailed
+
+    logging.basicConfig(
+        level=logging.INFO if arguments.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    settings = settings_of(arguments, arguments.data_dir)
+    try:
+        async with Cluster(settings) as cluster:
+            if cluster.taken_over:
+                print("evertrain: the cluster before did not end in order; its objects are taken over", flush=True)
+            print(_welcome(settings, cluster.kubeconfig, detached=arguments.ready_fd >= 0), flush=True)
+            if arguments.ready_fd >= 0:
+                os.write(arguments.ready_fd, READY)
+                os.close(arguments.ready_fd)
+            await cluster.run_until(stop)
+            # A second Ctrl-C doesn't wait for pods that won't end.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            print("evertrain: ending the pods and the cluster", flush=True)
+    except instance.InUse as error:
+        raise CommandError(str(error)) from None
+    except PartFailed as error:
+        raise CommandError(str(error)) from error
+    except PermissionError as error:
+        raise UsageError(f"{error.filename or arguments.data_dir}: {error.strerror}") from None
+    return 0
+
+
+def _welcome(settings: Settings, kubeconfig: Path, *, detached: bool) -> str:
+    end = f"evertrain down --data-dir {shlex.quote(str(settings.folder))}" if detached else "Ctrl-C"
+    if detached and settings.folder == instance.default_folder():
+        end = "evertrain down"
+    return f"""\
+A cluster of {settings.text()} runs. To use it:
+
+  export KUBECONFIG={shlex.quote(str(kubeconfig))}
+  kubectl get nodes
+  kubectl apply -f job.yaml            # or, without kubectl: evertrain run job.yaml
+
+{end} ends it and its pods; objects stay in {settings.folder}."""
+
+
+async def _detach(argv: Sequence[str], folder: Path) -> int:
+    """The same command in a session of its own; returns when it serves, or with what it complained about."""
+    running_one = instance.find(folder)
+    if running_one is not None:
+        raise CommandError(str(instance.InUse(folder, running_one)))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = folder / instance.LOG
+    reader, writer = os.pipe()
+    try:
+        with log.open("wb") as output:
+            kept = [argument for argument in argv if argument != "--detach"]
+            command = [sys.executable, "-m", "evertrain.cli", "up", *kept, "--ready-fd", str(writer)]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
+    finally:
+        os.close(writer)
+    try:
+        said = await asyncio.wait_for(_read(reader), START_PATIENCE)
+    except BaseException:
+        process.terminate()
+        raise
+    text = log.read_text(errors="replace").strip()
+    if said != READY:
+        raise CommandError(f"the cluster did not start (exit code {process.wait()}):\n{text}")
+    print(text)
+    return 0
+
+
+async def _read(file: int) -> bytes:
+    """What is written to a pipe, up to the first line or until its other end is gone."""
+    loop = asyncio.get_running_loop()
+    stream = asyncio.StreamReader()
+    with contextlib.ExitStack() as stack:
+        pipe = stack.enter_context(os.fdopen(file, "rb"))
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
+        stack.callback(transport.close)
+        return await stream.readline()
