@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evertrain run",
-        description="Run an AscendJob and wait for its end. If no embedded cluster runs, one is started for the job "
+        description="Run an AscendJob and wait for its end. If no embedded cluster runs, one is started for the job\n"
         "and ended with it.",
         epilog="examples:\n"
         "  evertrain run job.yaml                                      on 2 virtual nodes with 8 NPUs each\n"

@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evertrain up",
-        description="Start a cluster on this machine: an API server that kubectl understands, a scheduler, the "
-        "AscendJob operator, and virtual nodes whose pods are processes. It lasts until Ctrl-C or `evertrain down`; its "
-        "objects are kept in the data directory and are there again at the next start.",
+        description="Start a cluster on this machine: an API server that kubectl understands, a scheduler, the\n"
+        "AscendJob operator, and virtual nodes whose pods are processes. It lasts until Ctrl-C or `evertrain down`;\n"
+        "its objects are kept in the data directory and are there again at the next start.",
         epilog="examples:\n"
         "  evertrain up                                        2 nodes with 8 NPUs each, in the foreground\n"
         "  evertrain up --nodes 4 --npus 16 --detach           in the background; `evertrain down` ends it\n"

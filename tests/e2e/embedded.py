@@ -1,0 +1,217 @@
+"""An embedded cluster as a user starts it, and kubectl as a user has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "cluster"
+KUBECTL = shutil.which("kubectl")
+START = 40.0
+
+needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not on PATH")
+
+
+def kubectl_versions() -> list[str]:
+    """All that lie beside the one on PATH, oldest first; that one alone if none do."""
+    if KUBECTL is None:
+        return []
+    beside = Path(os.path.realpath(KUBECTL)).parent.glob("kubectl.1.*")
+    found = sorted((path for path in beside), key=lambda path: int(path.name.rpartition(".")[2]))
+    return [str(path) for path in found] or [KUBECTL]
+
+
+def evertrain(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "evertrain.cli", *map(str, arguments)]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Nothing of the clusters that the developer works with."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "EVERTRAIN_DATA_DIR")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return kept | {"HOME": str(folder), "PATH": path, "EVERTRAIN_DATA_DIR": str(folder / "data")}
+
+
+class Up:
+    """`evertrain up` in the foreground."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.environment = environment(folder)
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self.process = subprocess.Popen(
+            evertrain("up", *options),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+            cwd=folder,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            line = self.wait_for_line(r"export KUBECONFIG=(\S+)", START)
+        except BaseException:
+            self.end()
+            raise
+        self.environment["KUBECONFIG"] = line[1]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        with self._news:
+            self.lines.append("<end>")
+            self._news.notify_all()
+
+    def wait_for_line(self, pattern: str, timeout: float) -> re.Match[str]:
+        found: list[re.Match[str]] = []
+
+        def there() -> bool:
+            found[:] = [match for line in self.lines if (match := re.search(pattern, line))]
+            return bool(found) or self.lines[-1:] == ["<end>"]
+
+        with self._news:
+            self._news.wait_for(there, timeout)
+        assert found, f"no line like {pattern!r}:\n" + "\n".join(self.lines)
+        return found[0]
+
+    def kubectl(
+        self, *arguments: str | Path, stdin: str | None = None, check: bool = True, binary: str | None = None,
+        timeout: float = 100.0,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        command = [binary or KUBECTL or "kubectl", *map(str, arguments)]
+        return self._run(command, stdin, check, timeout)
+
+    def evertrain(
+        self, *arguments: str | Path, stdin: str | None = None, check: bool = True, timeout: float = 100.0
+    ) -> subprocess.CompletedProcess[str]:
+        return self._run(evertrain(*arguments), stdin, check, timeout)
+
+    def _run(
+        self, command: list[str], stdin: str | None, check: bool, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command,
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=self.folder,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            log = "\n".join(self.lines[-30:])
+            raise AssertionError(
+                f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}\ncluster:\n{log}"
+            )
+        return done
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
+
+    def pod_processes(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.end()
+
+    def end(self, timeout: float = 30.0) -> int:
+        """By Ctrl-C."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self._reader.join(timeout)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        return code
+
+
+def small_job(
+    name: str,
+    command: str,
+    *,
+    workers: int = 1,
+    npus: int = 1,
+    restart: str = "Never",
+    labels: str = "",
+    spec: str = "",
+) -> str:
+    """A PyTorch job whose pods run a line of shell."""
+
+    def replica(kind: str, replicas: int) -> str:
+        return f"""
+    {kind}:
+      replicas: {replicas}
+      restartPolicy: {restart}
+      template:
+        spec:
+          terminationGracePeriodSeconds: 2
+          containers:
+            - name: ascend
+              image: none
+              command: ["/bin/sh", "-c", {json.dumps(command)}]
+              resources:
+                requests: {{huawei.com/Ascend910: {npus}}}
+                limits: {{huawei.com/Ascend910: {npus}}}"""
+
+    kinds = replica("Master", 1) + (replica("Worker", workers) if workers else "")
+    return f"""\
+apiVersion: mindxdl.gitee.com/v1
+kind: AscendJob
+metadata:
+  name: {name}
+  labels:
+    framework: pytorch
+{labels}
+spec:
+  runPolicy:
+    schedulingPolicy:
+      minAvailable: {1 + workers}
+      queue: default
+{spec}
+  replicaSpecs:{kinds}
+"""
+
+
+def example_job(folder: Path) -> Path:
+    """The example with its three nfs paths in a folder of the test."""
+    text = (EXAMPLE / "job.yaml").read_text()
+    for name in ("code", "data", "output"):
+        place = folder / name
+        if name == "code":
+            shutil.copytree(EXAMPLE, place, dirs_exist_ok=True)
+        place.mkdir(exist_ok=True)
+        assert f'"/tmp/evertrain/{name}/"' in text
+        text = text.replace(f'"/tmp/evertrain/{name}/"', f'"{place}/"')
+    file = folder / "job.yaml"
+    file.write_text(text)
+    return file
