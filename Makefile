@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-matrix lint demo bench-recovery bench-overhead bench-scale bench-repair fuzz clean
+.PHONY: help setup test test-matrix lint demo bench-recovery bench-overhead bench-scale bench-repair bench-cluster fuzz clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench-scale: $(VENV)/.ready-to-test ## a controller of 100, 1 000 and 10 000 sim
 
 bench-repair: $(VENV)/.ready-to-test ## bandwidth of a repair beside bare gloo and a checkpoint (ARGS=--quick or --full)
 	$(BIN)/python -m bench.repair $(ARGS)
+
+bench-cluster: $(VENV)/.ready-to-test ## 200 AscendJobs at once on 50 virtual nodes (ARGS=--quick)
+	$(BIN)/python -m bench.cluster $(ARGS)
 
 fuzz: $(VENV)/.ready-to-test ## a million damaged frames at every end of a link (FRAMES=...)
 	EVERTRAIN_FUZZ_FRAMES=$(FRAMES) $(BIN)/python -m pytest tests/fuzz $(ARGS)
