@@ -11,7 +11,7 @@ from evertrain.launch.options import OPTIONS
 from evertrain.mindio import faultspec
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "examples/pytorch/README.md"]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")]
 
 
 def headings(page: Path) -> set[str]:
