@@ -23,12 +23,8 @@ class CommandError(Exception):
 
 
 def run(command: str, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        names = ", ".join(missing)
-        return complain(
-            command, f"needs packages that are not installed ({names}): pip install 'evertrain[cluster]'", USAGE
-        )
+    if missing := missing_packages():
+        return complain(command, missing, USAGE)
     from evertrain.kube.port import ApiError
 
     try:
@@ -49,6 +45,12 @@ def run(command: str, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return complain(command, f"the cluster can't be reached: {error}", FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def missing_packages() -> str:
+    """What to tell a user who has installed Evertrain without the packages of the cluster; empty if all are there."""
+    names = ", ".join(name for name in PACKAGES if importlib.util.find_spec(name) is None)
+    return f"needs packages that are not installed ({names}): pip install 'evertrain[cluster]'" if names else ""
 
 
 def complain(command: str, text: str, code: int) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -18,19 +19,19 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from evertrain.acjob.crd import definition as ascend_job_definition
+from evertrain.acjob import crd
 from evertrain.embedded import instance, volcano
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
-from evertrain.embedded.api.logs import LogRequest, LogsUnavailable
 from evertrain.embedded.api.server import ApiServer
-from evertrain.embedded.certificates import credentials, write_kubeconfig
-from evertrain.embedded.power import OFF, ON, ORDER, STATE
+from evertrain.embedded.certificates import Credentials, credentials, write_kubeconfig
+from evertrain.embedded.fleet import Fleet
 from evertrain.embedded.schema import Registry
+from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.embedded.store import Store
-from evertrain.kube.cache import Cache
-from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, NODE, QUEUE, AlreadyExists, ApiError, Kube, NotFound, Object
+from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, QUEUE, AlreadyExists, Conflict, Kind, Kube, Object
+from evertrain.operator.shell import Operator
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Settings:
     def text(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         npus = "no NPUs" if not self.npus else "1 NPU" if self.npus == 1 else f"{self.npus} NPUs"
-        return f"{nodes} with {npus}{' each' if self.nodes > 1 else ''}"
+        return f"{nodes} with {npus}{' each' if self.nodes > 1 and self.npus else ''}"
 
 
 class Part(Protocol):
@@ -81,21 +82,96 @@ class Cluster:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        """Everything that is started here is ended in the opposite order."""
-        folder = self.settings.folder
-        claim = self._stack.enter_context(instance.Claim(folder))
+        """What is started here is ended in the opposite order: the nodes with their pods first, the server last."""
+        settings, folder, stack = self.settings, self.settings.folder, self._stack
+        claim = stack.enter_context(instance.Claim(folder))
         self.taken_over = claim.left_by is not None
         store = Store(folder / "objects.db")
-        self._stack.callback(store.close)
-        api = Api(store, Registry())
+        stack.callback(store.close)
+        api = Api(store, Registry.builtin())
         bootstrap(api)
-        self._nodes = Nodes(self.settings, lambda manager: LocalKube(api, manager=manager))
+
+        def port(manager: str) -> Kube:
+            return LocalKube(api, manager=manager)
+
+        await install(port("evertrain"))
+        fleet = Fleet(settings, port)
         keys = credentials(folder / "keys")
-        server = self._listen(api, keys)
+        server = _listen(api, keys, settings.port or _port_of_last_time(self.kubeconfig), fleet, settings.port)
         await server.start()
-        self._stack.push_async_callback(server.stop)
-        await install(LocalKube(api, manager="evertrain"))
-        await self._start_parts(api)
-        await self._nodes.all_ready(READY_PATIENCE)
+        stack.push_async_callback(server.stop)
+        parts: dict[str, Callable[[], Part]] = {
+            "scheduler": lambda: Scheduler(port("volcano-scheduler")),
+        }
+        if settings.operator:
+            parts["operator"] = lambda: Operator(port("ascend-operator"), rank_tables=folder / "ranktables")
+        await stack.enter_async_context(_running(parts))
+        await stack.enter_async_context(fleet)
         write_kubeconfig(self.kubeconfig, server.url, keys)
-        claim.announce(instance.Running(claim_pid(), str(self.kubeconfig), server.url))
+        claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
+
+
+async def install(kube: Kube) -> None:
+    """The kinds of AscendJobs and gangs; those of an older version are brought up to date."""
+    for definition in [crd.definition(), *volcano.definitions()]:
+        await _put(kube, CUSTOM_RESOURCE_DEFINITION, definition)
+    queue = volcano.default_queue()
+    with contextlib.suppress(AlreadyExists):
+        await kube.create(QUEUE, queue)
+        await kube.patch(QUEUE, queue["metadata"]["name"], None, {"status": queue["status"]}, status=True)
+
+
+async def _put(kube: Kube, kind: Kind, item: Object) -> None:
+    while True:
+        try:
+            await kube.create(kind, item)
+            return
+        except AlreadyExists:
+            there = await kube.get(kind, item["metadata"]["name"])
+        try:
+            await kube.replace(kind, there | {"spec": item["spec"]})
+            return
+        except Conflict:
+            continue
+
+
+def _listen(api: Api, keys: Credentials, wanted: int, fleet: Fleet, required: int) -> ApiServer:
+    try:
+        return ApiServer(api, keys, port=wanted, logs=fleet.log)
+    except OSError:
+        if required or not wanted:
+            raise
+        return ApiServer(api, keys, logs=fleet.log)
+
+
+def _port_of_last_time(kubeconfig: Path) -> int:
+    """Clients that still have the old kubeconfig find the cluster again."""
+    try:
+        return urlsplit(yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]).port or 0
+    except (OSError, ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
+        return 0
+
+
+@contextlib.asynccontextmanager
+async def _running(parts: Mapping[str, Callable[[], Part]]):
+    tasks = [asyncio.create_task(_keep(name, make), name=name) for name, make in parts.items()]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _keep(name: str, make: Callable[[], Part]) -> None:
+    delay = FIRST_DELAY
+    while True:
+        began = asyncio.get_running_loop().time()
+        try:
+            await make().run()
+            logger.error("the %s has ended by itself; it is started again", name)
+        except Exception:
+            logger.exception("the %s has failed; it is started again", name)
+        lasted = asyncio.get_running_loop().time() - began
+        delay = FIRST_DELAY if lasted > MAX_DELAY else min(delay * 2, MAX_DELAY)
+        await asyncio.sleep(delay)

@@ -1,0 +1,133 @@
+"""What the commands of the cluster print, and what they refuse, without a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from evertrain.cli import main as cli
+from evertrain.cli import printing
+from evertrain.embedded import volcano
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+TABLE = {
+    "columnDefinitions": [{"name": "Name"}, {"name": "State"}, {"name": "Node", "priority": 1}],
+    "rows": [
+        {"cells": ["job", "Running", "node-0"], "object": {"metadata": {"namespace": "default"}}},
+        {"cells": ["a-longer-name", None, "node-1"], "object": {"metadata": {"namespace": "other"}}},
+    ],
+}
+
+
+def test_tables_are_those_of_kubectl() -> None:
+    assert printing.table(TABLE) == "NAME            STATE\njob             Running\na-longer-name   <none>"
+    wide = printing.table(TABLE, wide=True, namespaces=True).splitlines()
+    assert wide[1].split() == ["default", "job", "Running", "node-0"]
+    assert wide[0] == "NAMESPACE   NAME            STATE     NODE"
+    assert len(printing.table(TABLE, header=False).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "age"),
+    [
+        ("2026-01-02T03:04:05Z", "0s"),
+        ("2026-01-02T03:02:06Z", "119s"),
+        ("2026-01-02T03:01:00Z", "3m5s"),
+        ("2026-01-02T02:04:05Z", "60m"),
+        ("2026-01-01T23:00:05Z", "4h4m"),
+        ("2025-12-30T03:04:05Z", "3d"),
+        ("2025-01-02T03:04:05Z", "365d"),
+        ("2027-01-02T03:04:05Z", "0s"),
+        ("", "<unknown>"),
+        ("2026-01-02", "<unknown>"),
+    ],
+)
+def test_ages(timestamp: str, age: str) -> None:
+    assert printing.age(timestamp, NOW) == age
+
+
+def test_a_description_has_everything_but_what_only_programs_read() -> None:
+    item = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "p",
+            "namespace": "n",
+            "labels": {"b": "2", "a": "1"},
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "hccl/rankIndex": "0"},
+            "managedFields": [{"manager": "secretary"}],
+            "ownerReferences": [{"kind": "AscendJob", "name": "job"}],
+        },
+        "spec": {"nodeName": "node-0"},
+        "status": {"phase": "Running"},
+    }
+    event = {
+        "type": "Normal",
+        "reason": "Started",
+        "message": "two\nlines",
+        "count": 3,
+        "source": {"component": "kubelet"},
+    }
+    text = printing.describe(item, [event | {"lastTimestamp": "2026-01-02T03:04:00Z"}], NOW)
+    assert "Labels:        a=1\n               b=2\n" in text
+    assert "Controlled by: AscendJob/job\n" in text
+    assert "Spec:\n  nodeName: node-0\n" in text
+    assert "  Normal   Started   5s (x3)   kubelet   two lines\n" in text
+    assert "last-applied" not in text and "secretary" not in text
+    assert "secretary" not in printing.as_yaml(item) + printing.as_json({"kind": "List", "items": [item]})
+
+
+def test_every_command_is_in_the_help_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in text, name
+    for name in ("up", "down", "run", "get", "describe", "logs", "delete", "node"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([name, "--help"])
+        assert ended.value.code == 0
+        assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--nodes", "0"],
+        ["--nodes", "5000"],
+        ["--nodes", "x"],
+        ["--npus", "-1"],
+        ["--node-label", "novalue"],
+        ["--node-label", "-a=b"],
+        ["--port", "99999"],
+    ],
+)
+def test_bad_options_of_up_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["up", *arguments])
+    assert ended.value.code == 2 and arguments[0] in capsys.readouterr().err
+
+
+def test_without_the_packages_of_the_cluster_the_way_to_them_is_told() -> None:
+    code = "import sys; sys.modules['lightkube'] = None; from evertrain.cli.main import main; sys.exit(main(['get', 'po']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("(lightkube): pip install 'evertrain[cluster]'")
+
+
+def test_the_definitions_of_volcano_are_structural() -> None:
+    """Every node of a schema says what it is, as apiextensions.k8s.io/v1 demands."""
+
+    def check(schema: dict, path: str) -> None:
+        assert schema.get("type") or schema.get("x-kubernetes-int-or-string"), path
+        for name, child in (schema.get("properties") or {}).items():
+            check(child, f"{path}.{name}")
+        for key in ("items", "additionalProperties"):
+            if key in schema:
+                check(schema[key], f"{path}.{key}")
+
+    for definition in volcano.definitions():
+        for version in definition["spec"]["versions"]:
+            check(version["schema"]["openAPIV3Schema"], definition["metadata"]["name"])
