@@ -111,7 +111,8 @@ def test_bad_options_of_up_are_refused(arguments: list[str], capsys: pytest.Capt
 
 
 def test_without_the_packages_of_the_cluster_the_way_to_them_is_told() -> None:
-    code = "import sys; sys.modules['lightkube'] = None; from evertrain.cli.main import main; sys.exit(main(['get', 'po']))"
+    without = "import sys; sys.modules['lightkube'] = None; "
+    code = without + "from evertrain.cli import main; sys.exit(main.main(['get', 'acjob']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().endswith("(lightkube): pip install 'evertrain[cluster]'")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -26,9 +26,13 @@ from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
 from evertrain.embedded.api.server import ApiServer
 from evertrain.embedded.certificates import Credentials, credentials, write_kubeconfig
+from evertrain.embedded.controllers.events import EventExpiry
+from evertrain.embedded.controllers.garbage import GarbageCollector
+from evertrain.embedded.controllers.nodes import NodeLifecycle
+from evertrain.embedded.controllers.removal import Removal
 from evertrain.embedded.fleet import Fleet
-from evertrain.embedded.schema import Registry
 from evertrain.embedded.scheduler.shell import Scheduler
+from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
 from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, QUEUE, AlreadyExists, Conflict, Kind, Kube, Object
 from evertrain.operator.shell import Operator
@@ -51,6 +55,8 @@ class Settings:
     port: int = 0
     """Of the API server; 0: the one of the last time if it is free."""
     operator: bool = True
+    node_grace: float = 40.0
+    """Seconds without a heartbeat after which a node is not ready."""
 
     def text(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
@@ -101,6 +107,10 @@ class Cluster:
         await server.start()
         stack.push_async_callback(server.stop)
         parts: dict[str, Callable[[], Part]] = {
+            "garbage collector": lambda: GarbageCollector(port("garbage-collector")),
+            "namespace controller": lambda: Removal(port("namespace-controller")),
+            "node controller": lambda: NodeLifecycle(port("node-controller"), grace_seconds=settings.node_grace),
+            "event expiry": lambda: EventExpiry(port("event-expiry")),
             "scheduler": lambda: Scheduler(port("volcano-scheduler")),
         }
         if settings.operator:
@@ -153,7 +163,7 @@ def _port_of_last_time(kubeconfig: Path) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _running(parts: Mapping[str, Callable[[], Part]]):
+async def _running(parts: Mapping[str, Callable[[], Part]]) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(_keep(name, make), name=name) for name, make in parts.items()]
     try:
         yield

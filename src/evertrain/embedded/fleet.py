@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Protocol
 
 from evertrain.embedded.api.logs import LogRequest, LogsUnavailable
 from evertrain.embedded.power import OFF, ON, ORDER, STATE
@@ -18,3 +18,140 @@ from evertrain.kube.cache import Cache
 from evertrain.kube.port import NODE, ApiError, Kube, Object
 
 logger = logging.getLogger(__name__)
+
+READY_PATIENCE = 30.0
+END_PATIENCE = 20.0
+"""Longer than any pod gets to end itself."""
+AGAIN = 1.0
+
+
+class VirtualNode(Protocol):
+    """What is asked of a node."""
+
+    async def run(self) -> None:
+        """Until it is cancelled, or ended by `stop`."""
+        ...
+
+    async def stop(self) -> None:
+        """End the pods in order, write down how they ended, and return from `run`."""
+        ...
+
+    def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]: ...
+
+
+class Fleet:
+    """Used as a context: inside of it those nodes run that are not switched off."""
+
+    def __init__(self, kube: Kube, names: Iterable[str], make: Callable[[str], VirtualNode]) -> None:
+        self._kube = kube
+        self._make = make
+        self._objects = Cache(kube, NODE)
+        self._changed = {name: asyncio.Event() for name in names}
+        self._running: dict[str, VirtualNode] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending = False
+
+    async def __aenter__(self) -> Fleet:
+        self._objects.listen(self._look)
+        self._tasks.append(asyncio.create_task(self._objects.run()))
+        await self._objects.synced.wait()
+        self._tasks += [asyncio.create_task(self._keep(name), name=name) for name in self._changed]
+        if not await self._objects.until(self._all_ready, READY_PATIENCE):
+            logger.warning("not all nodes are ready after %g s", READY_PATIENCE)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ending = True
+        for changed in self._changed.values():
+            changed.set()
+        ending = [asyncio.create_task(node.stop()) for node in self._running.values()]
+        keepers = self._tasks[1:]
+        if keepers:
+            await asyncio.wait([*keepers, *ending], timeout=END_PATIENCE)
+        for task in (*ending, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*ending, *self._tasks, return_exceptions=True)
+
+    def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]:
+        """Of a pod on any node, for the API server."""
+        name = (pod.get("spec") or {}).get("nodeName") or ""
+        node = self._running.get(name)
+        return _unavailable(name) if node is None else node.log(pod, request)
+
+    def _look(self, before: Object | None, after: Object | None) -> None:
+        item = after or before
+        if item is not None and (changed := self._changed.get(item["metadata"]["name"])) is not None:
+            changed.set()
+
+    def _wanted(self, name: str) -> str:
+        """ON or OFF."""
+        return OFF if _annotation(self._objects.get(name), ORDER) == OFF else ON
+
+    def _all_ready(self) -> bool:
+        return all(self._wanted(name) == OFF or _is_ready(self._objects.get(name)) for name in self._changed)
+
+    async def _keep(self, name: str) -> None:
+        """One node through its ons and offs."""
+        changed = self._changed[name]
+        while not self._ending:
+            if self._wanted(name) == ON:
+                await self._run(name)
+            if self._ending:
+                return
+            await self._note(name)
+            if self._wanted(name) == OFF:
+                changed.clear()
+                if self._wanted(name) == OFF and not self._ending:
+                    await changed.wait()
+
+    async def _run(self, name: str) -> None:
+        """Until the node is switched off or fails."""
+        node = self._running[name] = self._make(name)
+        running = asyncio.create_task(node.run())
+        try:
+            while self._wanted(name) == ON:
+                await self._note(name)
+                changed = self._changed[name]
+                changed.clear()
+                news = asyncio.create_task(changed.wait())
+                await asyncio.wait([running, news], return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                if running.done():
+                    await running
+                    if self._ending:
+                        return
+                    logger.error("node %s has ended by itself; it is started again", name)
+                    return
+        except Exception:
+            logger.exception("node %s has failed; it is started again", name)
+            await asyncio.sleep(AGAIN)
+        finally:
+            running.cancel()
+            with contextlib.suppress(BaseException):
+                await running
+            self._running.pop(name, None)
+
+    async def _note(self, name: str) -> None:
+        """Write down whether the node is on, if that isn't what is written there. A node that is new comes later."""
+        state = ON if name in self._running else OFF
+        item = self._objects.get(name)
+        if item is None or _annotation(item, STATE) == state:
+            return
+        try:
+            await self._kube.patch(NODE, name, None, {"metadata": {"annotations": {STATE: state}}})
+        except (ApiError, OSError) as error:
+            logger.warning("whether node %s is on could not be written down: %s", name, error)
+
+
+async def _unavailable(node: str) -> AsyncIterator[bytes]:
+    raise LogsUnavailable(f"node {node} does not run" if node else "the pod is not on a node yet")
+    yield b""
+
+
+def _annotation(item: Object | None, key: str) -> str:
+    return str(((item or {"metadata": {}})["metadata"].get("annotations") or {}).get(key, ""))
+
+
+def _is_ready(item: Object | None) -> bool:
+    conditions = ((item or {}).get("status") or {}).get("conditions") or []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
