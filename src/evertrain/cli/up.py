@@ -69,6 +69,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where to write it (default: DIR/kubeconfig)")
     parser.add_argument("--port", type=int, default=0, help="of the API server on 127.0.0.1 (default: a free one)")
     parser.add_argument("--detach", action="store_true", help="go on in the background; messages go to DIR/cluster.log")
+    parser.add_argument(
+        "--no-operator", dest="operator", action="store_false", help="leave it out; see `evertrain operator`"
+    )
+    parser.add_argument(
+        "--node-grace", type=float, default=40.0, metavar="S", help="a silent node is NotReady after this (default 40)"
+    )
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="store_true", help="say more about what the parts do")
     return parser
@@ -103,11 +109,13 @@ def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
         labels=dict(label.split("=", 1) for label in arguments.node_label),
         kubeconfig=getattr(arguments, "kubeconfig", None),
         port=getattr(arguments, "port", 0),
+        operator=getattr(arguments, "operator", True),
+        node_grace=getattr(arguments, "node_grace", 40.0),
     )
 
 
 async def _up(arguments: argparse.Namespace) -> int:
-    from evertrain.embedded.cluster import Cluster, PartFailed
+    from evertrain.embedded.cluster import Cluster
 
     logging.basicConfig(
         level=logging.INFO if arguments.verbose else logging.WARNING,
@@ -127,15 +135,13 @@ async def _up(arguments: argparse.Namespace) -> int:
             if arguments.ready_fd >= 0:
                 os.write(arguments.ready_fd, READY)
                 os.close(arguments.ready_fd)
-            await cluster.run_until(stop)
+            await stop.wait()
             # A second Ctrl-C doesn't wait for pods that won't end.
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             print("evertrain: ending the pods and the cluster", flush=True)
     except instance.InUse as error:
         raise CommandError(str(error)) from None
-    except PartFailed as error:
-        raise CommandError(str(error)) from error
     except PermissionError as error:
         raise UsageError(f"{error.filename or arguments.data_dir}: {error.strerror}") from None
     return 0

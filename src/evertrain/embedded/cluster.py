@@ -30,7 +30,7 @@ from evertrain.embedded.controllers.events import EventExpiry
 from evertrain.embedded.controllers.garbage import GarbageCollector
 from evertrain.embedded.controllers.nodes import NodeLifecycle
 from evertrain.embedded.controllers.removal import Removal
-from evertrain.embedded.fleet import Fleet
+from evertrain.embedded.fleet import Fleet, VirtualNode
 from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
@@ -40,7 +40,6 @@ from evertrain.operator.shell import Operator
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY, MAX_DELAY = 0.1, 10.0
-READY_PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,10 @@ class Cluster:
             return LocalKube(api, manager=manager)
 
         await install(port("evertrain"))
-        fleet = Fleet(settings, port)
+        names = [f"node-{number}" for number in range(settings.nodes)]
+        fleet = Fleet(port("fleet"), names, lambda name: self._make_node(name, port("kubelet")))
         keys = credentials(folder / "keys")
-        server = _listen(api, keys, settings.port or _port_of_last_time(self.kubeconfig), fleet, settings.port)
+        server = self._listen(api, keys, fleet)
         await server.start()
         stack.push_async_callback(server.stop)
         parts: dict[str, Callable[[], Part]] = {
@@ -119,6 +119,17 @@ class Cluster:
         await stack.enter_async_context(fleet)
         write_kubeconfig(self.kubeconfig, server.url, keys)
         claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
+
+    def _make_node(self, name: str, kube: Kube) -> VirtualNode: ...
+
+    def _listen(self, api: Api, keys: Credentials, fleet: Fleet) -> ApiServer:
+        """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again."""
+        if self.settings.port:
+            return ApiServer(api, keys, port=self.settings.port, logs=fleet.log)
+        try:
+            return ApiServer(api, keys, port=_port_of_last_time(self.kubeconfig), logs=fleet.log)
+        except OSError:
+            return ApiServer(api, keys, logs=fleet.log)
 
 
 async def install(kube: Kube) -> None:
@@ -145,17 +156,7 @@ async def _put(kube: Kube, kind: Kind, item: Object) -> None:
             continue
 
 
-def _listen(api: Api, keys: Credentials, wanted: int, fleet: Fleet, required: int) -> ApiServer:
-    try:
-        return ApiServer(api, keys, port=wanted, logs=fleet.log)
-    except OSError:
-        if required or not wanted:
-            raise
-        return ApiServer(api, keys, logs=fleet.log)
-
-
 def _port_of_last_time(kubeconfig: Path) -> int:
-    """Clients that still have the old kubeconfig find the cluster again."""
     try:
         return urlsplit(yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]).port or 0
     except (OSError, ValueError, KeyError, IndexError, TypeError, yaml.YAMLError):
