@@ -132,3 +132,31 @@ def test_the_definitions_of_volcano_are_structural() -> None:
     for definition in volcano.definitions():
         for version in definition["spec"]["versions"]:
             check(version["schema"]["openAPIV3Schema"], definition["metadata"]["name"])
+
+
+def test_a_pod_is_described_in_one_line() -> None:
+    from evertrain.cli.following import describe_pod
+
+    def pod(**status: object) -> dict:
+        return {"metadata": {"name": "p"}, "spec": {"nodeName": "node-1"}, "status": status}
+
+    assert describe_pod({"metadata": {}, "spec": {}}) == "Pending"
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no NPU"}
+    assert describe_pod(pod(phase="Pending", conditions=[unschedulable])) == "Pending on node-1 (Unschedulable: no NPU)"
+    failed = {"restartCount": 2, "state": {"terminated": {"exitCode": 137, "reason": "Error", "signal": 9}}}
+    text = "Failed on node-1 (Error, exit code 137, signal 9) restarted 2x"
+    assert describe_pod(pod(phase="Failed", containerStatuses=[failed])) == text
+    done = {"restartCount": 0, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    assert describe_pod(pod(phase="Succeeded", containerStatuses=[done])) == "Succeeded on node-1"
+
+
+def test_the_end_of_a_job_is_the_last_condition_that_is_one() -> None:
+    from evertrain.cli.following import outcome
+
+    def job(*conditions: tuple[str, str]) -> dict:
+        return {"status": {"conditions": [{"type": kind, "status": status} for kind, status in conditions]}}
+
+    assert outcome({}) is None
+    assert outcome(job(("Created", "True"), ("Running", "True"))) is None
+    assert outcome(job(("Running", "False"), ("Failed", "True"))) == {"type": "Failed", "status": "True"}
+    assert outcome(job(("Succeeded", "False"), ("Restarting", "True"))) is None

@@ -122,3 +122,22 @@ def test_fields_are_found_in_the_text_of_a_refusal() -> None:
     assert manifest.fields_in(strict) == ["spec.a", "spec.replicaSpecs.Master.b"]
     invalid = 'AscendJob "x" is invalid: spec.replicaSpecs.Master.replicas: Invalid value: "string": must be integer'
     assert manifest.fields_in(invalid) == ["spec.replicaSpecs.Master.replicas"]
+
+
+def test_a_refusal_of_the_server_is_translated_into_lines() -> None:
+    from evertrain.cli.connection import Refused
+    from evertrain.cli.run import explain
+
+    document = manifest.parse(JOB, "job.yaml")[0]
+    causes = [
+        {"field": "spec.replicaSpecs.Master.replicas", "message": 'Invalid value: "string": must be integer'},
+        {"field": "metadata.labels.framework", "message": "Required value"},
+    ]
+    error = explain(document, Refused(422, {"message": "is invalid", "details": {"causes": causes}}))
+    assert str(error).splitlines() == [
+        'job.yaml, line 12: spec.replicaSpecs.Master.replicas: Invalid value: "string": must be integer',
+        "job.yaml, line 7: metadata.labels.framework: Required value",
+    ]
+    strict = {"message": 'AscendJob in version "v1" cannot be handled: strict decoding error: unknown field "spec.a"'}
+    assert str(explain(document, Refused(400, strict))).startswith("job.yaml, line 9: spec.a: AscendJob in version")
+    assert str(explain(document, Refused(413, {"message": "too large"}))) == "job.yaml, line 2: too large"
