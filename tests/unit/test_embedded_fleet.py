@@ -24,7 +24,7 @@ class FakeNode:
 
     def __init__(self, kube: Kube, name: str, diary: list[str]) -> None:
         self._kube, self.name, self._diary = kube, name, diary
-        self._end = asyncio.Event()
+        self._ended = False
         self.fail = asyncio.Event()
 
     async def run(self) -> None:
@@ -35,17 +35,16 @@ class FakeNode:
         await self._kube.patch(NODE, self.name, None, ready, status=True)
         self._diary.append(f"{self.name} runs")
         try:
-            waits = [asyncio.create_task(event.wait()) for event in (self._end, self.fail)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if self.fail.is_set():
-                raise RuntimeError("a defect")
-            self._diary.append(f"{self.name} ended")
+            await self.fail.wait()
+            raise RuntimeError("a defect")
         except asyncio.CancelledError:
-            self._diary.append(f"{self.name} lost its power")
+            if not self._ended:
+                self._diary.append(f"{self.name} lost its power")
             raise
 
     async def stop(self) -> None:
-        self._end.set()
+        self._ended = True
+        self._diary.append(f"{self.name} ended")
 
     async def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]:
         yield f"{self.name} has it".encode()

@@ -30,7 +30,10 @@ from evertrain.embedded.controllers.events import EventExpiry
 from evertrain.embedded.controllers.garbage import GarbageCollector
 from evertrain.embedded.controllers.nodes import NodeLifecycle
 from evertrain.embedded.controllers.removal import Removal
-from evertrain.embedded.fleet import Fleet, VirtualNode
+from evertrain.embedded.fleet import Fleet
+from evertrain.embedded.node.config import NodeConfig
+from evertrain.embedded.node.machine import Machine
+from evertrain.embedded.node.node import VirtualNode
 from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
@@ -40,6 +43,7 @@ from evertrain.operator.shell import Operator
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY, MAX_DELAY = 0.1, 10.0
+LEASE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Cluster:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        """What is started here is ended in the opposite order: the nodes with their pods first, the server last."""
+        """What is started here is ended in the opposite order: whoever makes and places pods first, then the nodes with
+        their pods, then the server."""
         settings, folder, stack = self.settings, self.settings.folder, self._stack
         claim = stack.enter_context(instance.Claim(folder))
         self.taken_over = claim.left_by is not None
@@ -100,8 +105,9 @@ class Cluster:
             return LocalKube(api, manager=manager)
 
         await install(port("evertrain"))
-        names = [f"node-{number}" for number in range(settings.nodes)]
-        fleet = Fleet(port("fleet"), names, lambda name: self._make_node(name, port("kubelet")))
+        machine = Machine(port("kubelet"), folder / "nodes")
+        nodes = {f"node-{number}": number for number in range(settings.nodes)}
+        fleet = Fleet(port("fleet"), nodes, lambda name: self._make_node(machine, name, nodes[name]))
         keys = credentials(folder / "keys")
         server = self._listen(api, keys, fleet)
         await server.start()
@@ -115,12 +121,18 @@ class Cluster:
         }
         if settings.operator:
             parts["operator"] = lambda: Operator(port("ascend-operator"), rank_tables=folder / "ranktables")
-        await stack.enter_async_context(_running(parts))
+        await stack.enter_async_context(_running({"kubelet": lambda: machine}))
         await stack.enter_async_context(fleet)
+        await stack.enter_async_context(_running(parts))
         write_kubeconfig(self.kubeconfig, server.url, keys)
         claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
 
-    def _make_node(self, name: str, kube: Kube) -> VirtualNode: ...
+    def _make_node(self, machine: Machine, name: str, number: int) -> VirtualNode:
+        settings = self.settings
+        lease = min(LEASE_SECONDS, settings.node_grace / 2)
+        return VirtualNode(
+            machine, NodeConfig(name, number, npus=settings.npus, labels=settings.labels, lease_seconds=lease)
+        )
 
     def _listen(self, api: Api, keys: Credentials, fleet: Fleet) -> ApiServer:
         """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again."""

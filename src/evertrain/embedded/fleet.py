@@ -29,11 +29,11 @@ class VirtualNode(Protocol):
     """What is asked of a node."""
 
     async def run(self) -> None:
-        """Until it is cancelled, or ended by `stop`."""
+        """Until it is cancelled, which is the loss of its power."""
         ...
 
     async def stop(self) -> None:
-        """End the pods in order, write down how they ended, and return from `run`."""
+        """End the pods in order."""
         ...
 
     def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]: ...
@@ -65,9 +65,8 @@ class Fleet:
         for changed in self._changed.values():
             changed.set()
         ending = [asyncio.create_task(node.stop()) for node in self._running.values()]
-        keepers = self._tasks[1:]
-        if keepers:
-            await asyncio.wait([*keepers, *ending], timeout=END_PATIENCE)
+        if ending:
+            await asyncio.wait(ending, timeout=END_PATIENCE)
         for task in (*ending, *self._tasks):
             task.cancel()
         await asyncio.gather(*ending, *self._tasks, return_exceptions=True)
@@ -96,8 +95,6 @@ class Fleet:
         while not self._ending:
             if self._wanted(name) == ON:
                 await self._run(name)
-            if self._ending:
-                return
             await self._note(name)
             if self._wanted(name) == OFF:
                 changed.clear()
@@ -118,8 +115,6 @@ class Fleet:
                 news.cancel()
                 if running.done():
                     await running
-                    if self._ending:
-                        return
                     logger.error("node %s has ended by itself; it is started again", name)
                     return
         except Exception:
