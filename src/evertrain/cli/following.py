@@ -18,6 +18,7 @@ MANY_PODS = 16
 LAST_LINES = 20
 LOG_PATIENCE = 10.0
 """How long the last lines of the pods may take after the end of the job."""
+WAITING_IS_NEWS = 1.0
 FAILED, INVALID = 1, 2
 
 
@@ -32,8 +33,10 @@ class Follower:
         self._jobs.listen(self._job_changed)
         self._pods.listen(self._pod_changed)
         self._said: dict[str, str] = {}
-        self._logs: dict[str, asyncio.Task[None]] = {}
+        self._logs: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """By uid of the pod and number of its restart."""
         self._deleted = False
+        self._later: asyncio.TimerHandle | None = None
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:7.1f} s  {text}", file=sys.stderr, flush=True)
@@ -67,18 +70,28 @@ class Follower:
         if after is None:
             self._deleted = before is not None and before["metadata"]["uid"] == self._uid
             return
+        if self._later is not None:
+            self._later.cancel()
         condition = printing.last_condition(after)
-        if condition:
-            self._tell("job", printing.condition_line(condition))
+        if not condition:
+            return
+        line = printing.condition_line(condition)
+        if str(condition.get("reason", "")).startswith("PodGroup"):
+            # It waits for the scheduler: a moment, in most cases, and then not worth a word.
+            self._later = asyncio.get_running_loop().call_later(WAITING_IS_NEWS, self._tell, "job", line)
+        else:
+            self._tell("job", line)
 
     def _pod_changed(self, before: Object | None, after: Object | None) -> None:
         pod = after or before
         assert pod is not None
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        name = pod["metadata"]["name"]
         self._tell(name, f"pod {name}: {'deleted' if after is None else describe_pod(pod)}")
-        started = (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
-        if after is not None and started and uid not in self._logs and self._is_shown(pod):
-            self._logs[uid] = asyncio.create_task(self._show_log(name))
+        container = _main_container(pod)
+        started = {"running", "terminated"} & set(container.get("state") or {})
+        run = pod["metadata"]["uid"], int(container.get("restartCount") or 0)
+        if after is not None and started and run not in self._logs and self._is_shown(pod):
+            self._logs[run] = asyncio.create_task(self._show_log(name))
 
     def _is_shown(self, pod: Object) -> bool:
         few = len(self._pods) <= MANY_PODS
@@ -99,8 +112,9 @@ class Follower:
             self.say(f"the log of pod {pod} can't be followed: {error}")
 
     async def _report(self) -> int:
-        if self._logs:
-            await asyncio.wait(self._logs.values(), timeout=LOG_PATIENCE)
+        ended = {pod["metadata"]["uid"] for pod in self._pods if pod["status"].get("phase") in ("Succeeded", "Failed")}
+        if last := [task for (uid, _), task in self._logs.items() if uid in ended]:
+            await asyncio.wait(last, timeout=LOG_PATIENCE)
         if self._deleted:
             self.say(f"acjob {self.name} was deleted")
             return FAILED
@@ -139,6 +153,12 @@ def outcome(job: Object) -> Object | None:
             found: Object = condition
             return found
     return None
+
+
+def _main_container(pod: Object) -> Object:
+    """The status of container `ascend`, else of the first one."""
+    found: list[Object] = (pod.get("status") or {}).get("containerStatuses") or [{}]
+    return next((each for each in found if each.get("name") == "ascend"), found[0])
 
 
 def describe_pod(pod: Object) -> str:

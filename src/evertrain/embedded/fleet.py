@@ -95,6 +95,8 @@ class Fleet:
         while not self._ending:
             if self._wanted(name) == ON:
                 await self._run(name)
+            if self._ending:
+                return
             await self._note(name)
             if self._wanted(name) == OFF:
                 changed.clear()
@@ -115,6 +117,8 @@ class Fleet:
                 news.cancel()
                 if running.done():
                     await running
+                    if self._ending:
+                        return
                     logger.error("node %s has ended by itself; it is started again", name)
                     return
         except Exception:
