@@ -11,7 +11,7 @@ from evertrain.cli import manifest, printing, running
 from evertrain.cli.connection import Connection, Refused, path_of
 from evertrain.cli.objects import lines
 from evertrain.kube.cache import Cache
-from evertrain.kube.port import ASCEND_JOB, POD, ApiError, Object
+from evertrain.kube.port import ASCEND_JOB, EVENT, POD, ApiError, Object
 
 MANY_PODS = 16
 """Of a job with more pods only that of rank 0 is shown as it prints."""
@@ -27,11 +27,14 @@ class Follower:
         self._kube, self._document = kube, document
         metadata = job["metadata"]
         self.name, self.namespace, self._uid = metadata["name"], metadata["namespace"], metadata["uid"]
+        self._created = str(metadata.get("creationTimestamp") or "")
         self._began = time.monotonic()
         self._jobs = Cache(kube, ASCEND_JOB, self.namespace, fields=f"metadata.name={self.name}")
         self._pods = Cache(kube, POD, self.namespace, labels=f"training.kubeflow.org/job-name={self.name}")
         self._jobs.listen(self._job_changed)
         self._pods.listen(self._pod_changed)
+        self._events = Cache(kube, EVENT, self.namespace)
+        self._events.listen(self._event_changed)
         self._said: dict[str, str] = {}
         self._logs: dict[tuple[str, int], asyncio.Task[None]] = {}
         """By uid of the pod and number of its restart."""
@@ -49,7 +52,7 @@ class Follower:
     async def follow(self) -> int:
         """The exit code."""
         self.say(f"acjob {self.name} created in namespace {self.namespace}")
-        caches = [asyncio.create_task(cache.run()) for cache in (self._jobs, self._pods)]
+        caches = [asyncio.create_task(cache.run()) for cache in (self._jobs, self._pods, self._events)]
         try:
             ended = asyncio.create_task(self._jobs.until(self._has_ended, float("inf")))
             await asyncio.wait([ended, *caches], return_when=asyncio.FIRST_COMPLETED)
@@ -78,8 +81,12 @@ class Follower:
         line = printing.condition_line(condition)
         if str(condition.get("reason", "")).startswith("PodGroup"):
             # It waits for the scheduler: a moment, in most cases, and then not worth a word.
-            self._later = asyncio.get_running_loop().call_later(WAITING_IS_NEWS, self._tell, "job", line)
+            self._later = asyncio.get_running_loop().call_later(WAITING_IS_NEWS, self._still_waits, line)
         else:
+            self._tell("job", line)
+
+    def _still_waits(self, line: str) -> None:
+        if not len(self._pods):
             self._tell("job", line)
 
     def _pod_changed(self, before: Object | None, after: Object | None) -> None:
@@ -92,6 +99,21 @@ class Follower:
         run = pod["metadata"]["uid"], int(container.get("restartCount") or 0)
         if after is not None and started and run not in self._logs and self._is_shown(pod):
             self._logs[run] = asyncio.create_task(self._show_log(name))
+
+    def _event_changed(self, before: Object | None, after: Object | None) -> None:
+        """Warnings about the job's pods and pod group say why it doesn't go on."""
+        about = (after or {}).get("involvedObject") or {}
+        name = str(about.get("name", ""))
+        if after is None or after.get("type") != "Warning" or not name.startswith(f"{self.name}-"):
+            return
+        if self._old(after):
+            return
+        subject = f"{about.get('kind', '')} {name}"
+        self._tell(f"{subject} {after.get('reason')}", f"{subject}: {after.get('reason')}: {after.get('message')}")
+
+    def _old(self, event: Object) -> bool:
+        """Of an earlier job of the same name."""
+        return str(event["metadata"].get("creationTimestamp") or "") < self._created
 
     def _is_shown(self, pod: Object) -> bool:
         few = len(self._pods) <= MANY_PODS
