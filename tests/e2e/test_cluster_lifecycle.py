@@ -167,3 +167,30 @@ def test_the_job_of_a_lost_node_is_run_elsewhere(tmp_path: Path) -> None:
         up.kubectl("delete", "acjob", "job")
     finally:
         assert up.end() == 0
+
+
+def test_the_operator_alone_is_killed_and_another_one_goes_on(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--no-operator")
+    operators: list[subprocess.Popen[bytes]] = []
+
+    def start_operator() -> subprocess.Popen[bytes]:
+        command = evertrain("operator", "--kubeconfig", up.environment["KUBECONFIG"], "--ranktable-dir", tmp_path / "r")
+        operators.append(subprocess.Popen(command, env=up.environment, stderr=subprocess.DEVNULL))
+        return operators[-1]
+
+    try:
+        up.kubectl("apply", "-f", "-", stdin=small_job("job", "sleep 2"))
+        first = start_operator()
+        up.kubectl("wait", "--for=condition=Running", "acjob/job", "--timeout=30s")
+        first.kill()
+        first.wait()
+        up.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/job-worker-0", "--timeout=30s")
+        assert up.kubectl("get", "acjob", "job", "--no-headers").stdout.split()[1] == "Running"
+        start_operator()
+        up.kubectl("wait", "--for=condition=Succeeded", "acjob/job", "--timeout=30s")
+        up.kubectl("delete", "acjob", "job")
+    finally:
+        for operator in operators:
+            operator.terminate()
+            operator.wait(10)
+        assert up.end() == 0
