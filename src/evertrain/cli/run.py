@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evertrain.cli import manifest, running
 from evertrain.cli.running import CommandError, UsageError
-from evertrain.cli.up import node_options, settings_of
+from evertrain.cli.up import check_nodes, node_options, settings_of
 from evertrain.embedded import instance
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.timeout is not None and arguments.timeout <= 0:
         parser.error("--timeout is a number of seconds above 0")
+    check_nodes(parser, arguments)
     try:
         documents = manifest.read(arguments.file)
         job = _the_job(documents, arguments.file)

@@ -35,9 +35,13 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     arguments.data_dir = arguments.data_dir.expanduser().absolute()
+    if arguments.kubeconfig:
+        arguments.kubeconfig = arguments.kubeconfig.expanduser().absolute()
     check_nodes(parser, arguments)
     if not 0 <= arguments.port <= 65535:
         parser.error("--port is between 0 and 65535")
+    if not arguments.node_grace >= 1:
+        parser.error("--node-grace is at least 1")
     if arguments.detach:
         return running.run("up", lambda: _detach(argv, arguments.data_dir))
     return running.run("up", lambda: _up(arguments))
@@ -57,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
         "  export KUBECONFIG=~/.evertrain/cluster/kubeconfig\n"
         "  kubectl apply -f job.yaml; kubectl get acjob,pods   or, without kubectl: evertrain run job.yaml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --detach is taken out of the command line by its name
     )
     node_options(parser)
     parser.add_argument(
