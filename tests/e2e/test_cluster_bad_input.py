@@ -13,15 +13,6 @@ from tests.e2e.embedded import Up, needs_kubectl, small_job
 pytestmark = needs_kubectl
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    cluster = Up(tmp_path_factory.mktemp("bad"))
-    try:
-        yield cluster
-    finally:
-        cluster.end()
-
-
 @pytest.fixture(autouse=True)
 def still_serves(up: Up) -> Iterator[None]:
     yield

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,15 +89,6 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    cluster = Up(tmp_path_factory.mktemp("commands"))
-    try:
-        yield cluster
-    finally:
-        cluster.end()
 
 
 def test_the_commands_without_kubectl(up: Up, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -16,15 +15,6 @@ from tests.e2e.embedded import Up, example_job, kubectl_versions, needs_kubectl,
 pytestmark = needs_kubectl
 JOB = "default-test-pytorch"
 CONDITION_FIELDS = {"type", "status", "lastTransitionTime", "lastUpdateTime", "message", "reason"}
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    cluster = Up(tmp_path_factory.mktemp("sample"), "--node-label", "example-key=example-value")
-    try:
-        yield cluster
-    finally:
-        cluster.end()
 
 
 def test_the_sample_trains_on_two_pods(up: Up, tmp_path: Path) -> None:
