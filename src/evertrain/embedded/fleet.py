@@ -15,7 +15,7 @@ from typing import Protocol
 from evertrain.embedded.api.logs import LogRequest, LogsUnavailable
 from evertrain.embedded.power import OFF, ON, ORDER, STATE
 from evertrain.kube.cache import Cache
-from evertrain.kube.port import NODE, ApiError, Kube, Object
+from evertrain.kube.port import NODE, ApiError, Kube, NotFound, Object
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Fleet:
         self._objects.listen(self._look)
         self._tasks.append(asyncio.create_task(self._objects.run()))
         await self._objects.synced.wait()
+        await self._remove_others()
         self._tasks += [asyncio.create_task(self._keep(name), name=name) for name in self._changed]
         if not await self._objects.until(self._all_ready, READY_PATIENCE):
             logger.warning("not all nodes are ready after %g s", READY_PATIENCE)
@@ -76,6 +77,14 @@ class Fleet:
         name = (pod.get("spec") or {}).get("nodeName") or ""
         node = self._running.get(name)
         return _unavailable(name) if node is None else node.log(pod, request)
+
+    async def _remove_others(self) -> None:
+        """Nodes of an earlier start with more of them. Their pods are collected then."""
+        for item in self._objects:
+            name = item["metadata"]["name"]
+            if name not in self._changed and _annotation(item, STATE):
+                with contextlib.suppress(NotFound):
+                    await self._kube.delete(NODE, name)
 
     def _look(self, before: Object | None, after: Object | None) -> None:
         item = after or before
