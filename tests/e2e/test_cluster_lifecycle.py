@@ -141,8 +141,8 @@ def test_a_node_loses_its_power(tmp_path: Path) -> None:
 
 
 def test_the_job_of_a_lost_node_is_run_elsewhere(tmp_path: Path) -> None:
-    """As on Kubernetes: the heartbeat stops, the node is NotReady, its pod is evicted but can't confirm its end; with the
-    node deleted it is gone, and the job is restarted by its policy."""
+    """As on Kubernetes: the heartbeat stops, the node is NotReady, its pod is evicted but can't confirm its end; with
+    the node deleted it is gone, and the job is restarted by its policy."""
     up = Up(tmp_path, "--nodes", "3", "--node-grace", "2")
     try:
         tolerations = "".join(

@@ -47,6 +47,7 @@ class Fleet:
         self._make = make
         self._objects = Cache(kube, NODE)
         self._changed = {name: asyncio.Event() for name in names}
+        self._orders: dict[str, str] = {}
         self._running: dict[str, VirtualNode] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
@@ -87,13 +88,17 @@ class Fleet:
                     await self._kube.delete(NODE, name)
 
     def _look(self, before: Object | None, after: Object | None) -> None:
-        item = after or before
-        if item is not None and (changed := self._changed.get(item["metadata"]["name"])) is not None:
-            changed.set()
+        name = (after or before or {})["metadata"]["name"]
+        if name not in self._changed:
+            return
+        # A node that is off stays off when somebody deletes its object.
+        if after is not None:
+            self._orders[name] = OFF if _annotation(after, ORDER) == OFF else ON
+        self._changed[name].set()
 
     def _wanted(self, name: str) -> str:
         """ON or OFF."""
-        return OFF if _annotation(self._objects.get(name), ORDER) == OFF else ON
+        return self._orders.get(name, ON)
 
     def _all_ready(self) -> bool:
         return all(self._wanted(name) == OFF or _is_ready(self._objects.get(name)) for name in self._changed)
