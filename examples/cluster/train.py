@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import multiprocessing
 import os
+import sys
 from datetime import timedelta
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES = 1024
 BATCH = 32
@@ -35,10 +32,21 @@ def main() -> None:
         f"first pod at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
         flush=True,
     )
-    mp.spawn(train, (processes, arguments), nprocs=processes)
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=train, args=(local, processes, arguments)) for local in range(processes)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(1 if any(rank.exitcode for rank in ranks) else 0)
 
 
 def train(local_rank: int, processes: int, arguments: argparse.Namespace) -> None:
+    # Here and not above: the process that only starts the others doesn't need it.
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
     # In a job of several pods RANK is the number of the pod.
     rank = int(os.environ["RANK"]) * processes + local_rank
     world_size = int(os.environ["WORLD_SIZE"])
