@@ -38,9 +38,9 @@ def with_field(text: str) -> str:
         (with_field("replicaSpec: {}"), 'unknown field "spec.replicaSpec"'),
         (small_job("Bad_Name", "true"), "Bad_Name"),
         (small_job("bad", "true").replace("mindxdl.gitee.com/v1", "mindxdl.gitee.com/v9"), "v9"),
-        ("apiVersion: mindxdl.gitee.com/v1\nkind: AscendJob\nmetadata: {name: bad}\n", "spec"),
+        ("apiVersion: mindxdl.gitee.com/v1\nkind: AscendJob\nmetadata: {name: bad}\nspec: {}", "spec.replicaSpecs"),
     ],
-    ids=["malformed", "word-for-number", "list-for-string", "unknown-field", "name", "version", "no-spec"],
+    ids=["malformed", "word-for-number", "list-for-string", "unknown-field", "name", "version", "no-replicas"],
 )
 def test_a_wrong_object_is_refused(up: Up, job: str, said: str) -> None:
     refused = up.kubectl("apply", "-f", "-", stdin=job, check=False)
@@ -55,6 +55,10 @@ def test_a_wrong_object_is_refused(up: Up, job: str, said: str) -> None:
         (
             small_job("bad", "true").replace("framework: pytorch", "framework: jax"),
             "InvalidFramework: framework label<jax>",
+        ),
+        (
+            "apiVersion: mindxdl.gitee.com/v1\nkind: AscendJob\nmetadata: {name: bad}",
+            "InvalidSpecs: replicaSpecs is not set, please modify your job",
         ),
         (
             small_job("bad", "true").replace("replicas: 1", "replicas: 2", 1),
@@ -73,7 +77,7 @@ def test_a_wrong_object_is_refused(up: Up, job: str, said: str) -> None:
             "InvalidQueue: check queue<nowhere> failed",
         ),
     ],
-    ids=["framework", "two-masters", "no-ascend", "20001", "queue"],
+    ids=["framework", "no-spec", "two-masters", "no-ascend", "20001", "queue"],
 )
 def test_a_wrong_job_says_why_it_failed(up: Up, job: str, reason: str) -> None:
     up.kubectl("apply", "-f", "-", stdin=job)
