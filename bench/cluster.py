@@ -3,9 +3,9 @@
     python -m bench.cluster [--quick] [--jobs N] [--nodes N] [--sleep S] [--json FILE]
 
 A real `evertrain up` in a process of its own; the jobs are given to it over HTTPS, eight at a time, and watched to
-their end. Every job has four pods with one NPU each which sleep, so with the default sizes half of the jobs have to wait for
-chips of the others. Memory is that of the cluster's process, without its pods. After the jobs, the API server is asked
-by eight clients at once for as many requests as it can answer.
+their end. Every job has four pods with one NPU each which sleep, so with the default sizes half of the jobs have to
+wait for chips of the others. Memory is that of the cluster's process, without its pods. After the jobs, the API server
+is asked by eight clients at once for as many requests as it can answer.
 """
 
 from __future__ import annotations

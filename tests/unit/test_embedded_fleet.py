@@ -11,8 +11,8 @@ import pytest
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
-from evertrain.embedded.api.logs import LogRequest, LogsUnavailable
 from evertrain.embedded.fleet import Fleet
+from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
 from evertrain.embedded.power import OFF, ON, ORDER, STATE
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store

@@ -121,7 +121,7 @@ def _document(loader: yaml.SafeLoader, node: yaml.Node, source: str) -> Document
     _check_size(node, source)
     for key in _duplicates(node):
         raise ManifestError(source, key.start_mark.line + 1, f"{key.value} is given twice in the same place")
-    found = loader.construct_document(node)  # type: ignore[no-untyped-call]
+    found = loader.construct_document(node)
     line = node.start_mark.line + 1
     if not isinstance(found, dict):
         raise ManifestError(source, line, "an object is a mapping with apiVersion, kind and metadata")

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
-from evertrain.embedded.api.logs import LogRequest, LogsUnavailable
+from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
 from evertrain.embedded.power import OFF, ON, ORDER, STATE
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import NODE, ApiError, Kube, NotFound, Object
