@@ -134,6 +134,24 @@ def test_success_policy_empty_does_not_wait_for_pods_that_never_got_a_node() -> 
     run(test("AllWorkers", "Running"))
 
 
+def test_a_pod_that_is_done_before_the_others_have_begun_does_not_end_the_job() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.submit()
+        await bench.settle()
+        bench.admit()
+        await bench.settle()
+        bench.phase("test-job-master-0", "Succeeded")
+        await bench.settle()
+        assert bench.state == "Created"
+        assert len(bench.pods()) == 2
+        bench.phase("test-job-worker-0", "Succeeded")
+        await bench.settle()
+        assert bench.state == "Succeeded"
+
+    run(test())
+
+
 def test_elastic_training_may_end_smaller() -> None:
     async def test() -> None:
         bench = Bench()

@@ -201,7 +201,10 @@ class _Look:
             if active + succeeded >= needed:
                 text = f"Job {job.key} is running."
                 _set(self.status, self.seen, c.RUNNING, c.JOB_RUNNING, text)
-        elif succeeded and slots.has_ended(leftovers=elastic or job.spec["successPolicy"] == ""):
+            return
+        # A job that ran may end without pods for which there was no place in the end; one that begins waits for them.
+        ran = c.is_true(self.status["conditions"], c.RUNNING)
+        if succeeded and slots.has_ended(leftovers=ran and (elastic or job.spec["successPolicy"] == "")):
             self._finish(c.SUCCEEDED, c.JOB_SUCCEEDED, f"Job {job.key} successfully completed.")
 
     def _rank_tables(self) -> None:

@@ -1,0 +1,360 @@
+"""The operator over HTTP against the embedded API server: connections cut, operators killed, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from acjobs import ascend_job
+from evertrain.acjob import crd
+from evertrain.embedded.api.bootstrap import bootstrap
+from evertrain.embedded.api.core import Api
+from evertrain.embedded.api.local import LocalKube
+from evertrain.embedded.api.server import ApiServer
+from evertrain.embedded.certificates import credentials, write_kubeconfig
+from evertrain.embedded.controllers.garbage import GarbageCollector
+from evertrain.embedded.schema import Registry
+from evertrain.embedded.store import Store
+from evertrain.kube import client as client_module
+from evertrain.kube.cache import Cache
+from evertrain.kube.client import Client
+from evertrain.kube.port import (
+    ASCEND_JOB,
+    CONFIG_MAP,
+    CUSTOM_RESOURCE_DEFINITION,
+    POD,
+    POD_GROUP,
+    QUEUE,
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Kind,
+    NotFound,
+    Object,
+)
+from evertrain.operator.shell import Operator
+
+
+def any_kind(kind: Kind) -> Object:
+    """A definition that lets everything pass."""
+    group, _, version = kind.api_version.partition("/")
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    served = {
+        "name": version,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": schema},
+    }
+    names = {"kind": kind.kind, "plural": kind.plural, "singular": kind.kind.lower()}
+    scope = "Namespaced" if kind.namespaced else "Cluster"
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{group}"},
+        "spec": {"group": group, "names": names, "scope": scope, "versions": [served]},
+    }
+
+
+class Cluster:
+    """An API server with the kinds of jobs, and nodes that only claim to run pods."""
+
+    def __init__(self, folder: Path, api: Api, server: ApiServer) -> None:
+        self.folder = folder
+        self.api = api
+        self.kube = LocalKube(api)
+        self.server = server
+        self.kubeconfig = folder / "kubeconfig"
+
+    def client(self, port: int | None = None) -> Client:
+        path = self.folder / f"kubeconfig-{port or self.server.port}"
+        write_kubeconfig(path, f"https://127.0.0.1:{port or self.server.port}", credentials(self.folder / "keys"))
+        return Client.from_kubeconfig(path)
+
+    async def states(self) -> list[str]:
+        jobs = (await self.kube.list(ASCEND_JOB)).items
+        return [((job.get("status") or {}).get("conditions") or [{"type": ""}])[-1]["type"] for job in jobs]
+
+    async def nodes(self) -> None:
+        """Every group is let in; every pod runs, and the next time succeeds."""
+        while True:
+            for group in (await self.kube.list(POD_GROUP)).items:
+                if not (group.get("status") or {}).get("phase"):
+                    await self._set(POD_GROUP, group, {"phase": "Running"})
+            for pod in (await self.kube.list(POD)).items:
+                phase = pod["status"]["phase"]
+                if phase in ("Pending", "Running"):
+                    await self._set(POD, pod, {"phase": "Running" if phase == "Pending" else "Succeeded"})
+            await asyncio.sleep(0.02)
+
+    async def _set(self, kind: Kind, item: Object, status: Object) -> None:
+        metadata = item["metadata"]
+        with contextlib.suppress(NotFound):
+            await self.kube.patch(kind, metadata["name"], metadata["namespace"], {"status": status}, status=True)
+
+
+@contextlib.asynccontextmanager
+async def cluster(folder: Path) -> AsyncIterator[Cluster]:
+    store = Store(folder / "objects.db")
+    api = Api(store, Registry.builtin())
+    bootstrap(api)
+    server = ApiServer(api, credentials(folder / "keys"))
+    await server.start()
+    try:
+        running = Cluster(folder, api, server)
+        for definition in (crd.definition(), any_kind(POD_GROUP), any_kind(QUEUE)):
+            await running.kube.create(CUSTOM_RESOURCE_DEFINITION, definition)
+        await running.kube.create(QUEUE, {"metadata": {"name": "default"}, "spec": {"weight": 1}})
+        async with background(GarbageCollector(running.kube).run):
+            yield running
+    finally:
+        await server.stop()
+        store.close()
+
+
+@contextlib.asynccontextmanager
+async def background(*parts: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(part()) for part in parts]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+
+class Scissors:
+    """A way to the server on which every connection is cut, and cut again."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._open: set[asyncio.StreamWriter] = set()
+        self.cuts = 0
+
+    async def __aenter__(self) -> Scissors:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        await asyncio.sleep(0.05)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= {writer, inner_writer}
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65536):
+                    target.write(data)
+                    await target.drain()
+            target.transport.abort()
+
+        await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
+        self._open -= {writer, inner_writer}
+
+    def cut(self) -> None:
+        self.cuts += len(self._open)
+        for writer in self._open:
+            writer.transport.abort()
+
+    async def every(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            self.cut()
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def test_the_client_says_what_the_server_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as running:
+            kube = running.client()
+            try:
+                made = await kube.create(CONFIG_MAP, config_map("a", {"k": "1"}))
+                assert (made["kind"], made["data"]) == ("ConfigMap", {"k": "1"})
+                with pytest.raises(AlreadyExists):
+                    await kube.create(CONFIG_MAP, config_map("a", {}))
+                with pytest.raises(NotFound, match='configmaps "b" not found'):
+                    await kube.get(CONFIG_MAP, "b", "default")
+                newer = await kube.patch(CONFIG_MAP, "a", "default", {"data": {"k": "2", "l": "3"}})
+                with pytest.raises(Conflict):
+                    await kube.replace(CONFIG_MAP, made)
+                assert (await kube.replace(CONFIG_MAP, newer | {"data": {"m": "4"}}))["data"] == {"m": "4"}
+                with pytest.raises(Conflict):
+                    await kube.delete(CONFIG_MAP, "a", "default", uid="another")
+                applied = await kube.apply(CONFIG_MAP, config_map("c", {"k": "1"}), manager="me")
+                assert applied["data"] == {"k": "1"}
+                with pytest.raises(ApiError) as refused:
+                    await kube.create(CONFIG_MAP, config_map("Not A Name", {}))
+                assert (refused.value.code, refused.value.reason) == (422, "Invalid")
+                monkeypatch.setattr(client_module, "PAGE", 3)
+                for number in range(10):
+                    await kube.create(CONFIG_MAP, config_map(f"page-{number}", {}))
+                listing = await kube.list(CONFIG_MAP, "default")
+                assert len([item for item in listing.items if item["metadata"]["name"].startswith("page-")]) == 10
+                assert {item["kind"] for item in listing.items} == {"ConfigMap"}
+                await kube.delete(CONFIG_MAP, "c", "default")
+                changes = kube.watch(CONFIG_MAP, resource_version=listing.resource_version)
+                change = await asyncio.wait_for(anext(changes), 5)
+                assert (change.type, change.object["metadata"]["name"]) == ("DELETED", "c")
+                await changes.aclose()
+            finally:
+                await kube.close()
+            with pytest.raises(OSError):
+                nobody = running.client(1)
+                try:
+                    await nobody.get(CONFIG_MAP, "a", "default")
+                finally:
+                    await nobody.close()
+
+    asyncio.run(test())
+
+
+def config_map(name: str, data: dict[str, str]) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": "default"},
+        "data": data,
+    }
+
+
+def test_no_update_is_lost_with_the_watch_cut_every_100_ms(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as running, Scissors(running.server.port) as scissors:
+            kube = running.client(scissors.port)
+            cache = Cache(kube, CONFIG_MAP, "default")
+            seen: dict[str, int] = {}
+
+            def listener(before: Object | None, after: Object | None) -> None:
+                item = after or before or {}
+                seen[item["metadata"]["name"]] = int(item["data"]["n"]) if after is not None else -1
+
+            cache.listen(listener)
+            async with background(cache.run, lambda: scissors.every(0.1)):
+                last: dict[str, int] = {}
+                for number in range(300):
+                    name = f"c{number % 20}"
+                    if last.get(name, -1) == -1:
+                        await running.kube.create(CONFIG_MAP, config_map(name, {"n": str(number)}))
+                        last[name] = number
+                    elif number % 7 == 0:
+                        await running.kube.delete(CONFIG_MAP, name, "default")
+                        last[name] = -1
+                    else:
+                        await running.kube.patch(CONFIG_MAP, name, "default", {"data": {"n": str(number)}})
+                        last[name] = number
+                    await asyncio.sleep(0.005)
+                assert await cache.until(lambda: seen == last, 10), (seen, last)
+            await kube.close()
+            assert scissors.cuts > 10
+
+    asyncio.run(test())
+
+
+def test_jobs_succeed_with_every_watch_of_the_operator_cut_every_100_ms(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as running:
+            kube = running.client()
+            operator = Operator(kube, rank_tables=tmp_path / "ranktables")
+
+            async def end_watches() -> None:
+                while True:
+                    await asyncio.sleep(0.1)
+                    running.api.close()
+
+            async with background(operator.run, running.nodes, end_watches):
+                for number in range(10):
+                    await running.kube.create(ASCEND_JOB, ascend_job(f"job-{number}", workers=3))
+
+                async def succeeded() -> bool:
+                    return await running.states() == ["Succeeded"] * 10
+
+                await until(succeeded)
+                assert len((await running.kube.list(POD)).items) == 40
+            await kube.close()
+
+    asyncio.run(test())
+
+
+@contextlib.asynccontextmanager
+async def operator_process(running: Cluster) -> AsyncIterator[asyncio.subprocess.Process]:
+    running.client()
+    command = [sys.executable, "-m", "evertrain.operator", "--kubeconfig"]
+    command += [str(running.folder / f"kubeconfig-{running.server.port}"), "--ranktable-dir", str(running.folder / "t")]
+    process = await asyncio.create_subprocess_exec(*command, env=dict(os.environ), stderr=asyncio.subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def test_the_operator_is_killed_while_it_makes_pods_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as running, background(running.nodes):
+            for number in range(5):
+                await running.kube.create(ASCEND_JOB, ascend_job(f"job-{number}", workers=7))
+
+            async def some_pods() -> bool:
+                return len((await running.kube.list(POD)).items) >= 3
+
+            async def succeeded() -> bool:
+                return await running.states() == ["Succeeded"] * 5
+
+            async with operator_process(running) as process:
+                await until(some_pods)
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+            pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in (await running.kube.list(POD)).items}
+            async with operator_process(running) as process:
+                await until(succeeded)
+                process.terminate()
+                assert await asyncio.wait_for(process.wait(), 10) == 0
+            after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in (await running.kube.list(POD)).items}
+            assert len(after) == 40
+            assert pods.items() <= after.items(), "no pod was made twice"
+
+    asyncio.run(test())
+
+
+def test_deleting_a_job_deletes_what_it_owns(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as running:
+            operator = Operator(running.kube, rank_tables=tmp_path / "ranktables")
+            async with background(operator.run, running.nodes):
+                await running.kube.create(ASCEND_JOB, ascend_job("job", workers=2))
+
+                async def succeeded() -> bool:
+                    return await running.states() == ["Succeeded"]
+
+                await until(succeeded)
+                await running.kube.delete(ASCEND_JOB, "job", "default")
+
+                async def gone() -> bool:
+                    return not (await running.kube.list(POD)).items and not (await running.kube.list(POD_GROUP)).items
+
+                await until(gone)
+
+    asyncio.run(test())
