@@ -247,10 +247,8 @@ class FieldSelector:
                 raise bad_request(f"invalid selector: '{part}'; can't understand '{part}'")
             path, operator, value = found.groups()
             if path not in known:
-                raise bad_request(
-                    f'Unable to find "{resource.group}/{resource.version}, Resource={resource.plural}" that match '
-                    f'label selector "", field selector "{text}": field label not supported: {path}'
-                )
+                # kubectl says in front of it what it was looking for.
+                raise bad_request(f"field label not supported: {path}")
             terms.append((path, operator != "!=", re.sub(r"\\([\\,=])", r"\1", value.strip())))
         return cls(tuple(terms))
 
