@@ -211,6 +211,8 @@ def _without(resource: Resource, schema: Schema, value: Any, path: Path, doomed:
 
 def compare(resource: Resource, old: Object, new: Object) -> tuple[Fields, Fields]:
     """Fields that are new or different, and fields that are gone."""
+    if not old:
+        return fields_of(resource, new), frozenset()
     then, now = values_of(resource, old), values_of(resource, new)
     changed = frozenset(path for path, value in now.items() if then.get(path) != value)
     return changed, frozenset(then.keys() - now.keys())

@@ -148,7 +148,9 @@ def values_of(resource: Resource, item: Object) -> dict[Path, str]:
 
 
 def _values(resource: Resource, schema: Schema, value: Any, path: Path, found: dict[Path, str]) -> None:
-    if is_atomic(schema, value) or not isinstance(value, dict | list):
+    if type(value) is str:
+        found[path] = f'"{value}'  # no other value begins like that; most are text, and this is quick
+    elif is_atomic(schema, value) or not isinstance(value, dict | list):
         found[path] = json.dumps(value, sort_keys=True)
     elif isinstance(value, dict):
         for key, item in value.items():

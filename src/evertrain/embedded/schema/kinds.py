@@ -55,6 +55,8 @@ class Resource:
     definitions: Callable[[str], Schema] = field(default=lambda name: {}, hash=False, compare=False, repr=False)
     warning: str = ""
     """Of a deprecated version: what to tell its users."""
+    resolved: dict[int, tuple[Schema, Schema]] = field(default_factory=dict, hash=False, compare=False, repr=False)
+    """Schemas with what their references mean, by the id of the former, which is kept so that no other has that id."""
 
     @property
     def api_version(self) -> str:

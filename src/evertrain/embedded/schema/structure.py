@@ -22,11 +22,16 @@ _OF_EMBEDDED: dict[str, Schema] = {
 
 def resolved(resource: Resource, schema: Schema) -> Schema:
     """What a reference points to, with what stands beside the reference (how a list merges, a default)."""
-    if not reference(schema):
-        return schema
-    target = resource.resolve(schema)
-    beside = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "description")}
-    return target | beside if beside else target
+    known = resource.resolved.get(id(schema))
+    if known is not None:
+        return known[1]
+    meaning = schema
+    if reference(schema):
+        target = resource.resolve(schema)
+        beside = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "description")}
+        meaning = target | beside if beside else target
+    resource.resolved[id(schema)] = schema, meaning
+    return meaning
 
 
 def field_schema(resource: Resource, schema: Schema, key: str) -> Schema | None:
