@@ -267,6 +267,9 @@ class Search:
         missing = 0
         for pods in members.values():
             pod, count = pods[0], 0
+            if not pod.attract and self._space.explain(pod):
+                missing += len(pods)
+                continue
             alone = any(term.topology == "kubernetes.io/hostname" and matches(term, pod) for term in pod.repel)
             neighbours = self._first[pod.key]
             lenient = Neighbours(neighbours.forbidden, neighbours.defended, ()) if pod.attract else neighbours

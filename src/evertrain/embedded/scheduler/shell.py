@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from evertrain.embedded.recorder import NORMAL, WARNING, Recorder, rfc3339
@@ -31,6 +32,7 @@ from evertrain.kube.port import NODE, POD, POD_GROUP, QUEUE, ApiError, Conflict,
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY, MAX_RETRY = 0.1, 5.0
+MAX_PAUSE = 0.5
 AT_ONCE = 16
 """Requests at the same time."""
 COMPONENT = "volcano"
@@ -60,8 +62,8 @@ class Scheduler:
     async def run(self) -> None:
         """Until it is cancelled."""
         caches = [self._pods, self._nodes, self._groups, self._queues]
-        for cache in caches:
-            cache.listen(lambda before, after: self._changed.set())
+        for cache, matters in zip(caches, (_pod_matters, _node_matters, _group_matters, _queue_matters), strict=True):
+            cache.listen(partial(self._look, matters))
         async with asyncio.TaskGroup() as tasks:
             for cache in caches:
                 tasks.create_task(cache.run())
@@ -69,13 +71,23 @@ class Scheduler:
             for cache in caches:
                 await cache.synced.wait()
             self._changed.set()
+            pause = 0.0
             while True:
                 await self._changed.wait()
+                # Whatever else comes in the meantime is decided in one go. Deciding takes half of the time at most.
+                await asyncio.sleep(pause)
                 self._changed.clear()
-                failed = await self._carry_out(decide(self._world(), time.time_ns()))
+                began = time.perf_counter()
+                decision = decide(self._world(), time.time_ns())
+                pause = min(MAX_PAUSE, time.perf_counter() - began)
+                failed = await self._carry_out(decision)
                 if failed:
                     asyncio.get_running_loop().call_later(self._retry, self._changed.set)
                 self._retry = min(MAX_RETRY, self._retry * 2) if failed else FIRST_RETRY
+
+    def _look(self, matters: Callable[[Object, Object], bool], before: Object | None, after: Object | None) -> None:
+        if before is None or after is None or matters(before, after):
+            self._changed.set()
 
     def _world(self) -> World:
         views: dict[tuple[str, str, str], Any] = {}
@@ -224,6 +236,39 @@ class Scheduler:
             self._written.pop(group.uid, None)
             raise
         return False
+
+
+def _pod_matters(before: Object, after: Object) -> bool:
+    """Most changes of a pod don't concern its place: what its containers do, who has written what."""
+    return _pod_facts(before) != _pod_facts(after)
+
+
+def _pod_facts(pod: Object) -> tuple[Any, ...]:
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    return (
+        spec.get("nodeName"),
+        spec.get("schedulingGates"),
+        spec.get("tolerations"),
+        (pod.get("status") or {}).get("phase"),
+        metadata.get("deletionTimestamp"),
+        metadata.get("labels"),
+        metadata.get("annotations"),
+    )
+
+
+def _node_matters(before: Object, after: Object) -> bool:
+    return read_node(before) != read_node(after)
+
+
+def _group_matters(before: Object, after: Object) -> bool:
+    return (before.get("spec"), (before.get("status") or {}).get("phase")) != (
+        after.get("spec"),
+        (after.get("status") or {}).get("phase"),
+    )
+
+
+def _queue_matters(before: Object, after: Object) -> bool:
+    return read_queue(before) != read_queue(after)
 
 
 def _condition(verdict: Verdict) -> Object | None:
