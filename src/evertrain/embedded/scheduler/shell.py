@@ -86,8 +86,11 @@ class Scheduler:
                 self._retry = min(MAX_RETRY, self._retry * 2) if failed else FIRST_RETRY
 
     def _look(self, matters: Callable[[Object, Object], bool], before: Object | None, after: Object | None) -> None:
-        if before is None or after is None or matters(before, after):
-            self._changed.set()
+        try:
+            if before is None or after is None or matters(before, after):
+                self._changed.set()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self._changed.set()  # it can't be read; the next look says so
 
     def _world(self) -> World:
         views: dict[tuple[str, str, str], Any] = {}
