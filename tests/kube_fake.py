@@ -47,6 +47,8 @@ class FakeKube:
         self.serial = 0
         self.calls: list[tuple[str, str, str]] = []
         """Every write: verb, kind, name."""
+        self.graces: list[int | None] = []
+        """The grace period of every deletion."""
         self.before: Callable[[str, Kind, str], None] = lambda verb, kind, name: None
         """Called before each request; what it raises is what the caller gets."""
         self.after: Callable[[str, Kind, str], None] = lambda verb, kind, name: None
@@ -203,6 +205,7 @@ class FakeKube:
         if uid and current["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", "the uid is another one")
         self.calls.append(("delete", kind.kind, name))
+        self.graces.append(grace)
         if kind == POD and self.lingering and grace != 0:
             item = copy.deepcopy(current)
             item["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")

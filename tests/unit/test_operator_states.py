@@ -157,6 +157,18 @@ def test_retries_are_counted_though_the_job_never_came_to_run_between() -> None:
     run(test())
 
 
+@pytest.mark.parametrize(("scheduling", "grace"), [("force", 1), ("grace", None)])
+def test_how_much_time_pods_have_to_end(scheduling: str, grace: int | None) -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(labels={"fault-retry-times": "3", "fault-scheduling": scheduling})
+        bench.phase("test-job-worker-0", "Failed")
+        await bench.settle()
+        assert bench.kube.graces == [grace, grace]
+
+    run(test())
+
+
 def test_no_retry_when_fault_scheduling_is_off() -> None:
     async def test() -> None:
         bench = Bench()

@@ -149,7 +149,8 @@ class Client:
         parameters = {} if tail is None else {"tailLines": str(tail)}
         path = f"/api/v1/namespaces/{_quoted(namespace)}/pods/{_quoted(name)}/log"
         response = await self._send("GET", path, parameters)
-        return response.content.decode(errors="replace")
+        text: str = response.content.decode(errors="replace")
+        return text
 
     async def close(self) -> None:
         await self._http.aclose()

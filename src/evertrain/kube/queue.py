@@ -60,7 +60,7 @@ class WorkQueue(Generic[Key]):
         """Adds a key that failed, each time later; returns the delay."""
         failures = self._failures.get(key, 0)
         self._failures[key] = min(failures + 1, 30)
-        delay = min(self._max_delay, self._first_delay * 2**failures) * random.uniform(0.8, 1.0)
+        delay: float = min(self._max_delay, self._first_delay * 2**failures) * random.uniform(0.8, 1.0)
         self.add_after(key, delay)
         return delay
 

@@ -57,6 +57,8 @@ class Delete:
     namespace: str
     uid: str
     why: str
+    grace: int | None = None
+    """Seconds; as the object says if None."""
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Carrier:
     async def _delete(self, action: Delete) -> Emit | None:
         logger.info("deleting %s %s/%s: %s", action.kind.kind, action.namespace, action.name, action.why)
         try:
-            await self._kube.delete(action.kind, action.name, action.namespace, uid=action.uid)
+            await self._kube.delete(action.kind, action.name, action.namespace, uid=action.uid, grace=action.grace)
         except (NotFound, Conflict):
             return None  # gone, or another one by that name
         except ApiError as error:

@@ -141,9 +141,11 @@ class _Look:
         return self.seen.now >= deadline
 
     def _delete_pods(self) -> None:
+        # Not 0: the name and the address of a pod are free only when its processes are gone.
+        grace = 1 if self.job.labels.get(names.FAULT_SCHEDULING) == "force" else None
         for pod, why in self.slots.unwanted():
             metadata = pod["metadata"]
-            self.actions.append(Delete(POD, metadata["name"], metadata["namespace"], metadata["uid"], why))
+            self.actions.append(Delete(POD, metadata["name"], metadata["namespace"], metadata["uid"], why, grace))
 
     def _make_objects(self, version: int) -> None:
         """PodGroup, then service, then pods: each needs the one before."""
