@@ -364,7 +364,7 @@ def test_init_containers_run_first_and_one_after_the_other(tmp_path: Path) -> No
 
 def test_logs(tmp_path: Path) -> None:
     async def main() -> None:
-        limits = {"max_bytes": 2000, "max_files": 3}
+        limits = {"max_bytes": 2000, "max_files": 5}
         async with small_cluster(tmp_path, log_limits=limits) as cluster:
             await cluster.create(pod("a", "sh", "-c", "for i in `seq 1 9`; do echo line $i; done; printf 'no newline'"))
             await cluster.phase("a", "Succeeded")
@@ -379,8 +379,15 @@ def test_logs(tmp_path: Path) -> None:
             await cluster.phase("long", "Succeeded")
             kept = (await cluster.log("long")).splitlines()
             assert kept[-1] == "399"
-            files = list((tmp_path / "nodes/node-0/pods").glob("*/logs/main/0.log*"))
-            assert len([file for file in files if "long" not in file.name]) <= 4
+            slow = "for i in range(300):\n    print('line', i, flush=True)\n    time.sleep(0.003)"
+            await cluster.create(pod("slow", "python", "-c", f"import time\n{slow}"))
+            await cluster.phase("slow", "Running")
+            followers = [cluster.log("slow", follow=True) for _ in range(3)]
+            for text in await asyncio.gather(*followers):
+                numbers = [int(line.split()[1]) for line in text.splitlines()]
+                assert numbers == list(range(numbers[0], 300))
+            uid = cluster.pod("slow")["metadata"]["uid"]
+            assert len(list((tmp_path / "nodes/node-0/pods" / uid / "logs/main").glob("0.log*"))) == 5
 
     run(main())
 
@@ -422,6 +429,29 @@ def test_a_killed_runtime_takes_its_pods_with_it(tmp_path: Path) -> None:
             runtime.kill()
             assert terminated(await cluster.phase("a", "Failed"))["exitCode"] == 137
             await soon(lambda: not processes("555.5"))
+            await cluster.create(pod("b", "true"))
+            await cluster.phase("b", "Succeeded")
+
+    run(main())
+
+
+def test_a_killed_init_process_leaves_no_orphans(tmp_path: Path) -> None:
+    """Without a namespace it is the runtime that has to find them."""
+    fork = "if os.fork(): os._exit(0)\n"
+    daemon = f"import os, time\n{fork}os.setsid()\n{fork}os.fork()\ntime.sleep(666.25)"
+    script = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {daemon!r}])\nprint('ready', flush=True)\n"
+
+    async def main() -> None:
+        async with small_cluster(tmp_path, isolate=False) as cluster:
+            await cluster.create(pod("a", "python", "-c", script + "import time; time.sleep(666.25)"))
+            await cluster.phase("a", "Running")
+            await ready(cluster, "a")
+            await soon(lambda: len(processes("666.25")) >= 3)
+            (runtime,) = [p for p in psutil.Process().children() if "runtime.main" in " ".join(p.cmdline())]
+            for init in runtime.children():
+                init.kill()
+            assert terminated(await cluster.phase("a", "Failed"))["exitCode"] == 137
+            await soon(lambda: not processes("666.25"))
             await cluster.create(pod("b", "true"))
             await cluster.phase("b", "Succeeded")
 

@@ -9,11 +9,14 @@ import ctypes
 import datetime
 import itertools
 import os
+import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 READ = 65536
-_IN_MODIFY, _IN_MOVED_FROM, _IN_CREATE = 0x2, 0x40, 0x100
+_IN_MASK = 0x2 | 0x4 | 0x40 | 0x80 | 0x100  # modified, touched, moved away, moved here, created
+_IN_Q_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
 _IN_NONBLOCK, _IN_CLOEXEC = 0o4000, 0o2000000
 
 
@@ -78,11 +81,11 @@ def last(given: Iterable[bytes], count: int | None) -> Iterable[bytes]:
 
 
 async def follow(
-    folder: Path, attempt: int, tail: int | None, chosen: Filter, ended: Callable[[], bool]
+    watcher: Watcher, folder: Path, attempt: int, tail: int | None, chosen: Filter, ended: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     """What is there, then what comes, until the container has ended and all is read. `ended` is looked at whenever
     the directory changes; whoever makes it true sees to that (see `wake`)."""
-    with _Watch(folder) as watch, contextlib.ExitStack() as stack:
+    with watcher.watch(folder) as changed, contextlib.ExitStack() as stack:
         over = ended()
         paths = files(folder, attempt)
         current = stack.enter_context(paths[-1].open("rb")) if paths else None
@@ -95,19 +98,39 @@ async def follow(
                 yield piece
         rest = b""
         while not chosen.full:
+            newer = _newer(folder, attempt, current)
             while current is not None and (data := current.read(READ)):
                 *lines, rest = (rest + data).split(b"\n")
                 for piece in pieces(lines, chosen):
                     yield piece
                 await asyncio.sleep(0)
-            path = folder / f"{attempt}.log"
-            if path.exists() and (current is None or path.stat().st_ino != os.fstat(current.fileno()).st_ino):
-                current, rest = stack.enter_context(path.open("rb")), b""
+            if newer is not None:
+                current, rest = stack.enter_context(newer), b""
                 continue
             if over:
                 return
-            await watch.changed()
+            await changed.wait()
+            changed.clear()
             over = ended()
+
+
+def _newer(folder: Path, attempt: int, current: BinaryIO | None) -> BinaryIO | None:
+    """The file after the current one, if the log was rotated. Looked for before the current one is read to its end:
+    what was written to that before the change is in it then."""
+    here = None if current is None else os.fstat(current.fileno()).st_ino
+    oldest: Path | None = None
+    found = False
+    for path in files(folder, attempt):
+        try:
+            number = path.stat().st_ino
+        except OSError:
+            continue
+        if found:
+            return path.open("rb")
+        found = number == here
+        oldest = oldest or path
+    # The current one is the newest, or it has been dropped.
+    return None if found or oldest is None else oldest.open("rb")
 
 
 def pieces(given: Iterable[bytes], chosen: Filter) -> Iterator[bytes]:
@@ -134,33 +157,60 @@ def wake(folder: Path) -> None:
         return
 
 
-class _Watch:
-    """Changes in a directory, by inotify."""
+class Watcher:
+    """Changes in directories, by one inotify instance for all: a user may have few of those."""
 
-    def __init__(self, folder: Path) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = -1
+        self._watched: dict[int, tuple[Path, set[asyncio.Event]]] = {}
+
+    @contextlib.contextmanager
+    def watch(self, folder: Path) -> Iterator[asyncio.Event]:
+        """An event that is set at every change in the directory."""
         if self._descriptor < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"inotify: {os.strerror(number)}")
-        mask = _IN_MODIFY | _IN_MOVED_FROM | _IN_CREATE | 0x4  # the last: attributes, as by touch
-        if libc.inotify_add_watch(self._descriptor, os.fsencode(folder), mask) < 0:
-            number = ctypes.get_errno()
-            os.close(self._descriptor)
-            raise OSError(number, f"{folder}: {os.strerror(number)}")
-
-    def __enter__(self) -> _Watch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    async def changed(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_reader(self._descriptor, ready.set)
+            self._descriptor = self._check(self._libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC), "inotify")
+            asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+        number = self._check(self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), _IN_MASK), str(folder))
+        event = asyncio.Event()
+        _, events = self._watched.setdefault(number, (folder, set()))
+        events.add(event)
         try:
-            await ready.wait()
+            yield event
         finally:
-            loop.remove_reader(self._descriptor)
-        os.read(self._descriptor, READ)
+            events.discard(event)
+            if not events and self._watched.get(number, (None, None))[1] is events:
+                del self._watched[number]
+                self._libc.inotify_rm_watch(self._descriptor, number)
+            if not self._watched:
+                self._close()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, READ)
+        except BlockingIOError:
+            return
+        offset = 0
+        while offset < len(data):
+            number, mask, _, length = struct.unpack_from("iIII", data, offset)
+            offset += struct.calcsize("iIII") + length
+            # When the kernel could not keep up, anything may have changed.
+            changed = list(self._watched) if mask & _IN_Q_OVERFLOW else [number]
+            for each in changed:
+                for event in self._watched.get(each, (None, set()))[1]:
+                    event.set()
+            if mask & _IN_IGNORED:
+                self._watched.pop(number, None)  # the directory is gone
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @staticmethod
+    def _check(result: int, what: str) -> int:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{what}: {os.strerror(number)}")
+        return result

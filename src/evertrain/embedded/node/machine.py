@@ -9,7 +9,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evertrain.embedded.node import volumes
+from evertrain.embedded.node import logs, volumes
 from evertrain.embedded.node.addresses import Addresses
 from evertrain.embedded.recorder import Recorder
 from evertrain.kube.cache import Cache
@@ -28,6 +28,7 @@ class Machine:
         self.kube = kube
         self.folder = folder
         self.addresses = Addresses()
+        self.watcher = logs.Watcher()
         self.recorder = Recorder(kube, "kubelet")
         self.pods = Cache(kube, POD)
         self.nodes = Cache(kube, NODE)

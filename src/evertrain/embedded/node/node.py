@@ -13,6 +13,7 @@ import logging
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -275,9 +276,8 @@ class VirtualNode:
             )
         chosen = logs.Filter(request.since, request.timestamps, request.limit)
         if request.follow:
-            async for piece in logs.follow(
-                folder, attempt, request.tail, chosen, lambda: not self._container_runs(uid, name, attempt)
-            ):
+            ended = partial(self._has_ended, uid, name, attempt)
+            async for piece in logs.follow(self.machine.watcher, folder, attempt, request.tail, chosen, ended):
                 yield piece
             return
         for piece in logs.pieces(logs.last(logs.entries(logs.files(folder, attempt)), request.tail), chosen):
@@ -292,9 +292,9 @@ class VirtualNode:
         run = status.restore(pod, now=0.0, base_backoff=0.0, lost=False)
         return max((c.attempts for c in run.containers if c.name == container), default=0) - 1
 
-    def _container_runs(self, uid: str, container: str, attempt: int) -> bool:
+    def _has_ended(self, uid: str, container: str, attempt: int) -> bool:
         worker = self._workers.get(uid)
-        return worker is not None and any(
+        return worker is None or not any(
             c.name == container and isinstance(c.state, Running) and c.attempts - 1 == attempt
             for c in worker.state.containers
         )

@@ -37,6 +37,7 @@ AT_ONCE = 16
 """Requests at the same time."""
 COMPONENT = "volcano"
 
+Work = Callable[[], Coroutine[Any, Any, bool]]
 View = TypeVar("View", PodView, NodeView, GroupView, QueueView)
 
 
@@ -136,15 +137,15 @@ class Scheduler:
 
     async def _carry_out(self, decision: Decision) -> bool:
         """True if something has to be tried again."""
-        work: list[Coroutine[Any, Any, bool]] = [self._bind(binding) for binding in decision.bindings]
-        work += [self._complain(key, message) for key, message in decision.complaints.items()]
-        work += [self._write(verdict) for verdict in decision.verdicts]
+        work: list[Work] = [partial(self._bind, binding) for binding in decision.bindings]
+        work += [partial(self._complain, key, message) for key, message in decision.complaints.items()]
+        work += [partial(self._write, verdict) for verdict in decision.verdicts]
         return any(await asyncio.gather(*(self._guarded(each) for each in work)))
 
-    async def _guarded(self, work: Coroutine[Any, Any, bool]) -> bool:
+    async def _guarded(self, work: Work) -> bool:
         async with self._slots:
             try:
-                return await work
+                return await work()
             except (NotFound, Conflict):
                 return False  # gone or changed meanwhile: the caches will tell
             except (ApiError, OSError, TimeoutError) as error:

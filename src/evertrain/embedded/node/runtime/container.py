@@ -264,6 +264,8 @@ class _Container:
             except OSError as error:
                 with contextlib.suppress(OSError):
                     os.write(writing, _explain(error, argv, self._spec).encode()[:4000])
+            except _CannotStart as error:
+                os.write(writing, str(error).encode()[:4000])
             except BaseException as error:
                 os.write(writing, repr(error).encode()[:4000])
             finally:
@@ -293,12 +295,15 @@ def _become(spec: dict[str, Any], argv: list[str], output: int, errors: int, par
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)
-    if spec.get("group") is not None:
-        os.setgroups([spec["group"]])
-        os.setgid(spec["group"])
-    if spec.get("user") is not None:
-        os.setuid(spec["user"])
-        kernel.die_with_parent(signal.SIGKILL, parent)  # changing the user forgets it
+    try:
+        if spec.get("group") is not None and spec["group"] != os.getgid():
+            os.setgroups([spec["group"]])
+            os.setgid(spec["group"])
+        if spec.get("user") is not None and spec["user"] != os.getuid():
+            os.setuid(spec["user"])
+            kernel.die_with_parent(signal.SIGKILL, parent)  # changing the user forgets it
+    except OSError as error:
+        raise _CannotStart(f"runAsUser needs a cluster that runs as root: {error.strerror}") from None
     os.chdir(spec["workdir"])
     os.execvpe(argv[0], argv, spec["env"])
 

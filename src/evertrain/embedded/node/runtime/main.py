@@ -150,17 +150,17 @@ class Runtime:
             os._exit(0)
 
     def _reap(self) -> None:
-        lost = False
         with contextlib.suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                lost = lost or pid in self._inits
                 self._inits.discard(pid)
-        if lost and not self._own_pids:
-            # Somebody has killed an init process; its orphans are ours now.
-            for pid in container.children(os.getpid()):
-                if pid not in self._inits:
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
+        if self._own_pids:
+            return
+        # Whoever else is our child is the orphan of an init process that somebody has killed. When it dies, its
+        # children become ours, and we are back here.
+        for pid in container.children(os.getpid()):
+            if pid not in self._inits:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _answer(self, message: dict[str, Any]) -> None:
         self._connection.send(json.dumps(message).encode())
