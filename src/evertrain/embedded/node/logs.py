@@ -88,7 +88,7 @@ async def follow(
     with watcher.watch(folder) as changed, contextlib.ExitStack() as stack:
         over = ended()
         paths = files(folder, attempt)
-        current = stack.enter_context(paths[-1].open("rb")) if paths else None
+        current: BinaryIO | None = stack.enter_context(paths[-1].open("rb")) if paths else None
         if current is not None:
             data = current.read()
             whole = data.rfind(b"\n") + 1
