@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,28 @@ class Up:
 
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
+
+    def until(self, condition: Callable[[Any], bool], *arguments: str, timeout: float = 30.0) -> Any:
+        """The first state of an object of which the condition holds, as kubectl's watch shows them."""
+        command = [KUBECTL or "kubectl", "get", *arguments, "--watch", "--output=json"]
+        watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment, cwd=self.folder)
+        timer = threading.Timer(timeout, watch.kill)
+        timer.start()
+        try:
+            assert watch.stdout is not None
+            text, seen = "", None
+            for line in watch.stdout:
+                text += line
+                if line == "}\n":
+                    seen, text = json.loads(text), ""
+                    if condition(seen):
+                        return seen
+            raise AssertionError(f"it did not come to it in {timeout:g} s; the last state: {seen}")
+        finally:
+            timer.cancel()
+            watch.kill()
+            watch.wait()
+            watch.stdout.close()
 
     def pod_processes(self) -> list[psutil.Process]:
         try:

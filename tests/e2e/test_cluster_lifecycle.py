@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -161,11 +162,12 @@ def test_the_job_of_a_lost_node_is_run_elsewhere(tmp_path: Path) -> None:
         up.kubectl("wait", "--for=condition=Ready=Unknown", f"node/{node}", "--timeout=20s")
         up.kubectl("wait", "--for=jsonpath={.metadata.deletionTimestamp}", "pod/job-worker-0", "--timeout=20s")
         up.kubectl("delete", "node", node)
-        up.kubectl("wait", "--for=condition=Restarting", "acjob/job", "--timeout=30s")
-        up.kubectl("wait", "--for=jsonpath={.status.replicaStatuses.Worker.active}=1", "acjob/job", "--timeout=30s")
-        renewed = up.get("pod", "job-worker-0")
-        assert renewed["spec"]["nodeName"] != node
-        assert renewed["metadata"]["uid"] != pod["metadata"]["uid"]
+
+        def runs_again(item: Any) -> bool:
+            return item["metadata"]["uid"] != pod["metadata"]["uid"] and item["status"].get("phase") == "Running"
+
+        assert up.until(runs_again, "pod", "job-worker-0")["spec"]["nodeName"] != node
+        assert up.get("pod", "job-master-0")["metadata"]["creationTimestamp"] <= pod["metadata"]["creationTimestamp"]
         up.kubectl("delete", "acjob", "job")
     finally:
         assert up.end() == 0
