@@ -38,9 +38,21 @@ def test_the_contracts_are_kept() -> None:
 
 def test_every_part_is_under_a_contract() -> None:
     """A new part has to say where it belongs."""
-    layered = {part for contract in CONTRACTS for layer in contract.get("layers", []) for part in layer.split(" : ")}
+    whole = [contract for contract in CONTRACTS if "layers" in contract and "containers" not in contract]
+    layered = {part for contract in whole for layer in contract["layers"] for part in layer.split(" : ")}
     parts = {f"evertrain.{path.name}" for path in SOURCES.iterdir() if (path / "__init__.py").exists()}
     assert parts == layered
+
+
+def test_every_part_of_the_cluster_is_under_a_contract() -> None:
+    (inner,) = [contract for contract in CONTRACTS if contract.get("containers") == ["evertrain.embedded"]]
+    layered = {part for layer in inner["layers"] for part in layer.split(" | ")}
+    assert {path.stem for path in (SOURCES / "embedded").iterdir() if not path.name.startswith("__")} == layered
+
+
+def test_the_command_line_loads_the_cluster_only_when_asked() -> None:
+    packages = {"lightkube", "httpx2", "starlette", "uvicorn", "cryptography", "sqlite3"}
+    assert not packages & loaded_by("from evertrain.cli import main, up, run, down, objects, node, operator")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,11 @@ def run(folder: Path, job: str, *options: str) -> subprocess.CompletedProcess[st
     )
 
 
+def run_on(up: Up, folder: Path, job: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "job.yaml").write_text(job)
+    return up.evertrain("run", *options, folder / "job.yaml", check=False)
+
+
 def test_a_job_that_succeeds(tmp_path: Path) -> None:
     done = run(tmp_path, small_job("good", "echo I am $RANK of $WORLD_SIZE", npus=2))
     assert done.returncode == 0, done.stderr
@@ -34,19 +39,23 @@ def test_a_job_that_succeeds(tmp_path: Path) -> None:
     assert re.search(r"Created \(JobCreated\)", done.stderr) and re.search(r"Succeeded \(", done.stderr)
 
 
-def test_a_job_that_fails(tmp_path: Path) -> None:
+def test_a_job_that_fails(up: Up, tmp_path: Path) -> None:
     command = "if [ $RANK = 1 ]; then echo the cause; exit 3; else exec sleep 60; fi"
-    done = run(tmp_path, small_job("failing", command))
+    done = run_on(up, tmp_path, small_job("failing", command))
     assert done.returncode == 1, done.stderr
     end = done.stderr[done.stderr.index("evertrain run: pod failing-worker-0") :]
     assert "exit code 3" in end and "    the cause" in end
     assert end.splitlines()[-1].startswith("evertrain run: acjob failing Failed (JobFailed): ")
+    up.evertrain("delete", "acjob", "failing")
 
 
-def test_a_job_that_takes_too_long(tmp_path: Path) -> None:
-    done = run(tmp_path, small_job("slow", "exec sleep 60"), "--timeout", "3")
+def test_a_job_that_takes_too_long(up: Up, tmp_path: Path) -> None:
+    done = run_on(up, tmp_path, small_job("slow", "exec sleep 60"), "--timeout", "1.5")
     assert done.returncode == 124, done.stderr
-    assert "not finished after 3 s" in done.stderr
+    assert "not finished after 1.5 s" in done.stderr and "it goes on" in done.stderr
+    again = run_on(up, tmp_path, small_job("slow", "exec sleep 60"))
+    assert again.returncode == 1 and "acjob slow already runs in namespace default" in again.stderr
+    up.evertrain("delete", "acjob", "slow")
 
 
 @pytest.mark.parametrize(
@@ -59,10 +68,11 @@ def test_a_job_that_takes_too_long(tmp_path: Path) -> None:
     ids=["type", "unknown", "framework"],
 )
 def test_an_invalid_job_is_shown_where_it_is_wrong(
-    tmp_path: Path, before: str, after: str, line: str, said: str
+    up: Up, tmp_path: Path, before: str, after: str, line: str, said: str
 ) -> None:
     job = small_job("bad", "true").replace(before, after, 1)
-    done = run(tmp_path, job)
+    done = run_on(up, tmp_path, job)
+    up.evertrain("delete", "acjob", "bad", "--ignore-not-found")
     assert done.returncode == 2, done.stderr
     number = job.splitlines().index(line) + 1
     assert f"job.yaml, line {number}: {said}" in done.stderr
