@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -123,7 +124,7 @@ def _definition(registry: Registry, item: Object, old: Object | None, now: str) 
         finalizers.append(CLEANUP)
     if not finalizers:
         del metadata["finalizers"]
-    status = item.setdefault("status", {})
+    status = item["status"] = copy.deepcopy(item.get("status") or {})
     status["acceptedNames"] = {
         key: names[key]
         for key in ("plural", "singular", "shortNames", "kind", "listKind", "categories")

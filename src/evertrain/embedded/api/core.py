@@ -30,7 +30,6 @@ from evertrain.embedded.api.status import already_exists, changed, conflict, for
 from evertrain.embedded.api.watching import Watch
 from evertrain.embedded.schema import (
     FieldError,
-    Prepared,
     Refused,
     Registry,
     Resource,
@@ -50,7 +49,6 @@ APPLY = "application/apply-patch+yaml"
 NAMESPACES, PODS, DEFINITIONS = "/namespaces", "/pods", "apiextensions.k8s.io/customresourcedefinitions"
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 _MAX_NAME_BASE = 58
-_STATUS_PARTS = frozenset({"apiVersion", "kind", "metadata", "status"})
 
 
 @dataclass(frozen=True)
@@ -279,8 +277,15 @@ class Api:
         elif kept:
             # They are long, and the writer left them as they are: no need to read and check them.
             before = {**old, "metadata": {k: v for k, v in old["metadata"].items() if k != "managedFields"}}
-        prepared, moment = self._prepared(resource, item, before, options, subresource), self.now()
-        new = prepared.object
+        prepared = prepare_update(
+            resource,
+            item,
+            before,
+            subresource=subresource,
+            field_validation=options.validation,
+            duplicates=options.duplicates,
+        )
+        new, moment = prepared.object, self.now()
         if not subresource:
             siblings = self._siblings(resource, record.namespace, record.name)
             errors = admission.before_update(self.registry, resource, new, old, siblings, _text(moment))
@@ -295,32 +300,6 @@ class Api:
         if track:
             new = _tracked(resource, old, new, options.manager, moment, subresource)
         return replace(self._store(resource, record, new, options.dry_run), warnings=warnings)
-
-    def _prepared(
-        self, resource: Resource, item: Object, old: Object, options: WriteOptions, subresource: str
-    ) -> Prepared:
-        if subresource != "status" or resource.custom:
-            return prepare_update(
-                resource,
-                item,
-                old,
-                subresource=subresource,
-                field_validation=options.validation,
-                duplicates=options.duplicates,
-            )
-        # The rest can't change, so it isn't looked at: a pod's status is written often, and its spec is large.
-        prepared = prepare_update(
-            resource,
-            _part(item, _STATUS_PARTS),
-            _part(old, _STATUS_PARTS),
-            subresource=subresource,
-            field_validation=options.validation,
-            duplicates=options.duplicates,
-        )
-        written = _part(prepared.object, _STATUS_PARTS)
-        rest = {key: value for key, value in old.items() if key not in _STATUS_PARTS}
-        status = {"status": written.pop("status")} if "status" in written else {}
-        return Prepared({**written, **rest, **status}, prepared.warnings)
 
     def _store(self, resource: Resource, record: Record, item: Object, dry_run: bool) -> Written:
         """Writes the next state of an object; one that only waited for its last finalizer is gone then."""

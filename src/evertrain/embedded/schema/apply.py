@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -68,7 +67,7 @@ def applied(
     conflicts = [(entry, entry.fields & changed) for entry in others if entry.fields & changed]
     if conflicts and not force:
         _judge(resource, live, patch, manager, conflicts)
-    left = [replace(entry, fields=entry.fields - changed - gone) for entry in others]
+    left = [entry.with_fields(entry.fields - changed - gone) for entry in others]
     at = stamp(now)
     if before and before[0].fields == mine and left == others and not changed and not gone:
         at = before[0].time
@@ -296,11 +295,9 @@ def tracked(
         if entry.manager.same(me):
             found = True
             fields = (entry.fields - gone) | mine
-            made.append(
-                replace(entry, fields=fields, time=stamp(now) if mine or fields != entry.fields else entry.time)
-            )
+            made.append(entry.with_fields(fields, stamp(now) if mine or fields != entry.fields else None))
         else:
-            made.append(replace(entry, fields=entry.fields - changed - gone))
+            made.append(entry.with_fields(entry.fields - changed - gone))
     if not found and mine:
         made.append(Managed(me, mine, stamp(now)))
     return written(new, capped(made))

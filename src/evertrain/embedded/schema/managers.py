@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -62,6 +62,12 @@ class Managed:
     manager: Manager
     fields: Fields
     time: str = ""
+    raw: Object | None = field(default=None, compare=False, repr=False)
+    """The same fields as they were read, so that they needn't be written anew."""
+
+    def with_fields(self, fields: Fields, time: str | None = None) -> Managed:
+        raw = self.raw if fields == self.fields else None
+        return Managed(self.manager, fields, self.time if time is None else time, raw)
 
     def entry(self) -> Object:
         made: Object = {
@@ -70,7 +76,7 @@ class Managed:
             "apiVersion": self.manager.api_version,
             "time": self.time,
             "fieldsType": "FieldsV1",
-            "fieldsV1": fieldsets.encode(self.fields),
+            "fieldsV1": fieldsets.encode(self.fields) if self.raw is None else self.raw,
         }
         if self.manager.subresource:
             made["subresource"] = self.manager.subresource
@@ -96,7 +102,9 @@ def read(item: Object | None) -> list[Managed]:
             str(entry.get("apiVersion", "")),
             str(entry.get("subresource", "")),
         )
-        found.append(Managed(manager, fieldsets.decode(entry.get("fieldsV1")), str(entry.get("time", ""))))
+        raw = entry.get("fieldsV1")
+        fields = fieldsets.decode(raw)
+        found.append(Managed(manager, fields, str(entry.get("time", "")), raw if isinstance(raw, dict) else None))
     return found
 
 

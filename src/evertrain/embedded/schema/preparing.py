@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from evertrain.embedded.schema.defaulting import defaulted
 from evertrain.embedded.schema.errors import FieldError, bad_request, invalid_object
@@ -16,6 +18,7 @@ from evertrain.embedded.schema.rules import rule_errors, update_errors
 from evertrain.embedded.schema.validation import json_type, schema_errors
 from evertrain.kube.port import Object
 
+_ENVELOPE = frozenset({"apiVersion", "kind", "metadata"})
 STRICT, WARN, IGNORE = "Strict", "Warn", "Ignore"
 
 _FREE_STATUS = frozenset({("", "Node"), ("coordination.k8s.io", "Lease")})
@@ -59,8 +62,11 @@ def _quoted(value: object) -> str:
     return f'"{value}"' if value else '""'
 
 
-def _structured(resource: Resource, item: Object, field_validation: str, duplicates: Sequence[str]) -> Prepared:
-    """Unknown and repeated fields judged and removed, types checked, defaults set."""
+def _structured(
+    resource: Resource, item: Object, field_validation: str, duplicates: Sequence[str], elsewhere: Container[str] = ()
+) -> Prepared:
+    """Unknown and repeated fields judged and removed, types checked, defaults set. Parts that are `elsewhere` are not
+    missing."""
     if field_validation not in (STRICT, WARN, IGNORE, ""):
         raise bad_request(
             f'fieldValidation: Unsupported value: "{field_validation}": supported values: "Ignore", "Strict", "Warn"'
@@ -79,7 +85,11 @@ def _structured(resource: Resource, item: Object, field_validation: str, duplica
         warnings = [*warnings, resource.warning]
     if resource.custom:
         pruned = defaulted(resource, pruned)
-    errors = schema_errors(resource, pruned)
+    errors = [
+        error
+        for error in schema_errors(resource, pruned)
+        if error.reason != "FieldValueRequired" or error.field not in elsewhere
+    ]
     mistyped = [error for error in errors if error.reason == "FieldValueTypeInvalid"]
     if mistyped and not resource.custom:
         raise bad_request(_mistyped(resource, mistyped[0]))
@@ -174,17 +184,22 @@ def prepare_update(
     takes nothing else. uid, creationTimestamp, deletionTimestamp and such come from `old`, generation grows with the
     spec. If the result equals `old` there is nothing to write."""
     _checked_kind(resource, item)
-    item = copy.deepcopy(item)
+    item = dict(item)
     if subresource == "status":
         item = _only_status(resource, item, old)
     elif resource.has_status:
         item.pop("status", None)
         if "status" in old:
-            item["status"] = copy.deepcopy(old["status"])
+            item["status"] = old["status"]
     if (resource.group, resource.kind) == ("", "Service") and not subresource:
         _keep_address(item, old)
-    ready = _structured(resource, item, field_validation, duplicates)
-    made = ready.object
+    # What stays as it is was checked when it came, and may be most of the object.
+    same = {key for key in item if key in old and key not in _ENVELOPE and _identical(item[key], old[key])}
+    changed = {key: value for key, value in item.items() if key not in same}
+    structured = _structured(resource, changed, field_validation, duplicates, same)
+    made = {key: old[key] if key in same else structured.object.get(key) for key in (*old, *structured.object)}
+    made = {key: value for key, value in made.items() if key in same or key in structured.object}
+    ready = Prepared(made, structured.warnings)
     carry_over(resource, made, old)
     errors = metadata_errors(resource, made) + immutable_errors(made, old)
     if not subresource:
@@ -195,12 +210,16 @@ def prepare_update(
     return ready
 
 
+def _identical(one: Any, other: Any) -> bool:
+    """Also in types: to Python true is 1."""
+    return one is other or (one == other and msgspec.json.encode(one) == msgspec.json.encode(other))
+
+
 def _only_status(resource: Resource, item: Object, old: Object) -> Object:
-    made = copy.deepcopy(old)
-    made.pop("status", None)
+    made = {key: value for key, value in old.items() if key != "status"}
     if "status" in item:
         made["status"] = item["status"]
-    metadata = made.setdefault("metadata", {})
+    metadata = made["metadata"] = dict(old.get("metadata") or {})
     sent = item.get("metadata") or {}
     for name in ("resourceVersion", "managedFields"):
         if name in sent:
@@ -216,9 +235,7 @@ def _keep_address(item: Object, old: Object) -> None:
     """A Service keeps its address when the update doesn't name one."""
     spec, before = item.get("spec"), old.get("spec") or {}
     if isinstance(spec, dict) and not spec.get("clusterIP") and spec.get("type") != "ExternalName":
-        for name in ("clusterIP", "clusterIPs"):
-            if name in before:
-                spec[name] = before[name]
+        item["spec"] = spec | {name: before[name] for name in ("clusterIP", "clusterIPs") if name in before}
 
 
 def _content(resource: Resource, item: Object) -> Object:
