@@ -197,8 +197,8 @@ def prepare_update(
     same = {key for key in item if key in old and key not in _ENVELOPE and _identical(item[key], old[key])}
     changed = {key: value for key, value in item.items() if key not in same}
     structured = _structured(resource, changed, field_validation, duplicates, same)
-    made = {key: old[key] if key in same else structured.object.get(key) for key in (*old, *structured.object)}
-    made = {key: value for key, value in made.items() if key in same or key in structured.object}
+    parts = structured.object | {key: old[key] for key in same}
+    made: Object = {key: parts[key] for key in dict.fromkeys((*old, *parts)) if key in parts}
     ready = Prepared(made, structured.warnings)
     carry_over(resource, made, old)
     errors = metadata_errors(resource, made) + immutable_errors(made, old)
