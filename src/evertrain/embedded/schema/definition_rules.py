@@ -120,18 +120,24 @@ def _structural(path: str, schema: Any, found: list[FieldError]) -> None:
     if listed is not None and listed not in _LIST_TYPES:
         found.append(unsupported(f"{path}.x-kubernetes-list-type", listed, _LIST_TYPES))
     if listed == "map":
-        keys = schema.get("x-kubernetes-list-map-keys") or []
-        if not keys:
+        keys = schema.get("x-kubernetes-list-map-keys")
+        if not keys or not isinstance(keys, list):
+            keys = []
             found.append(
                 required(f"{path}.x-kubernetes-list-map-keys", "must not be empty if x-kubernetes-list-type is map")
             )
         items = schema.get("items")
-        known = (items.get("properties") or {}) if isinstance(items, dict) else {}
+        known = items.get("properties") if isinstance(items, dict) else None
+        known = known if isinstance(known, dict) else {}
         for index, key in enumerate(keys):
-            if key not in known:
+            if not isinstance(key, str) or key not in known:
                 field = f"{path}.x-kubernetes-list-map-keys[{index}]"
                 found.append(invalid(field, key, "entries must all be names of item properties"))
-    for name, part in (schema.get("properties") or {}).items():
+    properties = schema.get("properties") or {}
+    if not isinstance(properties, dict):
+        found.append(invalid(f"{path}.properties", properties, "must be an object"))
+        properties = {}
+    for name, part in properties.items():
         _structural(f"{path}.properties[{name}]", part, found)
     if isinstance(schema.get("additionalProperties"), dict):
         _structural(f"{path}.additionalProperties", schema["additionalProperties"], found)
