@@ -458,6 +458,21 @@ def test_a_killed_init_process_leaves_no_orphans(tmp_path: Path) -> None:
     run(main())
 
 
+def test_shared_memory_ends_with_the_container(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with small_cluster(tmp_path) as cluster:
+            name = f"/dev/shm/evertrain-{os.getpid()}"
+            await cluster.create(pod("a", "sh", "-c", f"ls /dev/shm; echo x > {name}; ls /dev/shm"))
+            await cluster.phase("a", "Succeeded")
+            assert await cluster.log("a") == f"{os.path.basename(name)}\n"
+            assert not os.path.exists(name)
+            await cluster.create(pod("b", "sh", "-c", f"echo x > {name}", hostIPC=True))
+            await cluster.phase("b", "Succeeded")
+            os.unlink(name)
+
+    run(main())
+
+
 def test_a_deadline_ends_the_pod(tmp_path: Path) -> None:
     async def main() -> None:
         async with small_cluster(tmp_path) as cluster:

@@ -232,6 +232,17 @@ def test_a_missing_host_path_is_an_empty_directory_and_said(tmp_path: Path) -> N
     assert not Path("/no").exists()
 
 
+def test_directories_that_are_elsewhere(tmp_path: Path) -> None:
+    pod = pod_with(
+        {"name": "v", "hostPath": {"path": "/user/tables/default.job", "type": "Directory"}},
+        {"name": "w", "hostPath": {"path": "/user/tables-of-others"}},
+    )
+    prepared = volumes.prepare(pod, tmp_path / "volumes", PLACE, lookup, {"/user/tables": tmp_path / "tables"})
+    assert prepared.paths["v"] == tmp_path / "tables" / "default.job"
+    assert prepared.paths["v"].is_dir()
+    assert prepared.paths["w"] == tmp_path / "volumes" / "w"
+
+
 def test_mounts(tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()
     container = {

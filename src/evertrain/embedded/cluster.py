@@ -38,7 +38,7 @@ from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
 from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, QUEUE, AlreadyExists, Conflict, Kind, Kube, Object
-from evertrain.operator.shell import Operator
+from evertrain.operator.shell import RANK_TABLES, Operator
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +130,16 @@ class Cluster:
     def _make_node(self, machine: Machine, name: str, number: int) -> VirtualNode:
         settings = self.settings
         lease = min(LEASE_SECONDS, settings.node_grace / 2)
-        return VirtualNode(
-            machine, NodeConfig(name, number, npus=settings.npus, labels=settings.labels, lease_seconds=lease)
+        config = NodeConfig(
+            name,
+            number,
+            npus=settings.npus,
+            labels=settings.labels,
+            lease_seconds=lease,
+            # Where the operator puts rank tables, and where jobs look for them.
+            host_paths={str(RANK_TABLES): settings.folder / "ranktables"},
         )
+        return VirtualNode(machine, config)
 
     def _listen(self, api: Api, keys: Credentials, fleet: Fleet) -> ApiServer:
         """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again."""

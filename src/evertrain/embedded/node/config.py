@@ -9,6 +9,7 @@ import pwd
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import evertrain
 from evertrain.embedded.node import addresses
@@ -35,6 +36,8 @@ class NodeConfig:
     """The Lease is renewed four times in this."""
     backoff: float = 10.0
     """Seconds before the second restart of a container; doubled with each further one."""
+    host_paths: Mapping[str, Path] = field(default_factory=dict)
+    """Directories of the virtual machine that are elsewhere on the real one."""
     isolate: bool = True
     """Namespaces for mounts and process ids, where the kernel allows them."""
     log_limits: Mapping[str, int] = field(default_factory=dict)

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from evertrain.embedded.node.engine import EngineLost, Link
 from evertrain.embedded.node.environment import ConfigError, Place
 from evertrain.embedded.node.lifecycle import ContainerRun, Finish, Kill, Running, Start, Stop, Terminated, Waiting
 from evertrain.embedded.node.probes import Prober
+from evertrain.embedded.node.runtime.mounts import SHARED_MEMORY, Mount
 from evertrain.embedded.recorder import NORMAL, WARNING
 from evertrain.kube.port import POD, ApiError, Conflict, NotFound, Object
 
@@ -27,6 +29,12 @@ logger = logging.getLogger(__name__)
 START_PATIENCE = 60.0
 FIRST_RETRY, MAX_RETRY = 0.5, 30.0
 START_ERROR_CODE = 128
+
+
+def _in_shared_memory(folder: Path, wanted: Iterable[Mount]) -> bool:
+    """Something that the pod needs lies there, and would be hidden by shared memory of its own."""
+    paths = [folder, *(Path(mount["source"]) for mount in wanted)]
+    return any(path.resolve().is_relative_to(SHARED_MEMORY) for path in paths)
 
 
 class PodWorker:
@@ -172,7 +180,7 @@ class PodWorker:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "root").mkdir(exist_ok=True)
-            prepared = volumes.prepare(self.pod, folder, self._place, self._node.lookup)
+            prepared = volumes.prepare(self.pod, folder, self._place, self._node.lookup, self._node.config.host_paths)
             for tmpfs in prepared.tmpfs:
                 await self._mount_memory(tmpfs)
             services = list(self._node.machine.services)
@@ -322,6 +330,7 @@ class PodWorker:
             "mounts": mounts,
             "staging": str(self.folder / "root"),
             "hostname": hostname,
+            "own_memory": not pod_spec.get("hostIPC") and not _in_shared_memory(self.folder, mounts),
             "log_folder": str(log_folder),
             "log_name": f"{container.attempts}.log",
             "log_limits": node.config.log_limits,

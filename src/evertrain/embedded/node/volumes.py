@@ -47,11 +47,14 @@ class Prepared:
     tmpfs: list[Tmpfs]
     notes: list[str]
     """What the user should know."""
+    host_paths: Mapping[str, Path]
 
 
-def prepare(pod: Object, folder: Path, place: Place, lookup: Lookup) -> Prepared:
-    """Makes every volume exist. Called again, it brings those up to date that change."""
-    prepared = Prepared({}, [], [])
+def prepare(
+    pod: Object, folder: Path, place: Place, lookup: Lookup, host_paths: Mapping[str, Path] | None = None
+) -> Prepared:
+    """Makes every volume exist. `host_paths`: directories that are elsewhere than a hostPath says."""
+    prepared = Prepared({}, [], [], host_paths or {})
     for volume in (pod.get("spec") or {}).get("volumes") or []:
         name = str(volume["name"])
         try:
@@ -157,7 +160,7 @@ def _prepare(
 def _host_path(path: str, kind: str, own: Path, prepared: Prepared) -> Path:
     if not path.startswith("/"):
         raise VolumeError(f"hostPath {path!r} has to begin with /")
-    there = Path(path)
+    there = _relocated(path, prepared.host_paths)
     tests: dict[str, tuple[Callable[[], bool], str]] = {
         "Directory": (there.is_dir, "a directory"),
         "File": (there.is_file, "a file"),
@@ -176,6 +179,16 @@ def _host_path(path: str, kind: str, own: Path, prepared: Prepared) -> Path:
         prepared.notes.append(f"{path} does not exist on this machine: the pod sees an empty directory in its place")
         return own
     return there
+
+
+def _relocated(path: str, host_paths: Mapping[str, Path]) -> Path:
+    for prefix, elsewhere in host_paths.items():
+        below = os.path.relpath(path, prefix)
+        if below == "." or not below.startswith(".."):
+            there = elsewhere / below
+            there.mkdir(parents=True, exist_ok=True)
+            return there
+    return Path(path)
 
 
 Files = dict[str, tuple[bytes, int]]

@@ -65,7 +65,7 @@ class _CannotStart(Exception):
 
 
 def _enter(spec: dict[str, Any], own_pids: bool) -> None:
-    mounts.private_namespace()
+    mounts.private_namespace(spec.get("own_memory", True))
     if spec["hostname"]:
         kernel.set_host_name(spec["hostname"])
     mounts.arrange(spec["mounts"], spec["staging"], own_pids)

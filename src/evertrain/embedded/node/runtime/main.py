@@ -189,7 +189,7 @@ def _may_mount(trial: str) -> bool:
 
 
 def _try_mounts(trial: str) -> None:
-    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS)
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", trial, "tmpfs")
     kernel.bind("/usr", trial)

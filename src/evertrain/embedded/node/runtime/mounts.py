@@ -17,6 +17,7 @@ from typing import TypedDict
 from evertrain.embedded.node.runtime import kernel
 
 MAX_COVERED = 4096
+SHARED_MEMORY = "/dev/shm"
 _OLD_ROOT = "/.evertrain-machine"
 
 
@@ -35,9 +36,13 @@ def needless(mount: Mount) -> bool:
     return not mount["read_only"] and os.path.realpath(mount["source"]) == os.path.realpath(mount["target"])
 
 
-def private_namespace() -> None:
-    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS)
+def private_namespace(own_memory: bool) -> None:
+    """With `own_memory`, also shared memory is private, and so is gone with the container, whoever forgets it there."""
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | (kernel.CLONE_NEWIPC if own_memory else 0))
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    if own_memory and os.path.isdir(SHARED_MEMORY):
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("tmpfs", os.path.realpath(SHARED_MEMORY), "tmpfs", flags, "mode=1777")
 
 
 def arrange(mounts: Sequence[Mount], staging: str, own_proc: bool) -> None:
