@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evertrain.embedded.node import addresses, environment, lifecycle, logs, status, volumes
+from evertrain.embedded.node import addresses, containers, lifecycle, logs, status, volumes
 from evertrain.embedded.node.engine import EngineLost, Link
 from evertrain.embedded.node.environment import ConfigError, Place
 from evertrain.embedded.node.lifecycle import ContainerRun, Finish, Kill, Running, Start, Stop, Terminated, Waiting
 from evertrain.embedded.node.probes import Prober
-from evertrain.embedded.node.runtime.mounts import SHARED_MEMORY, Mount
 from evertrain.embedded.recorder import NORMAL, WARNING
 from evertrain.kube.port import POD, ApiError, Conflict, NotFound, Object
 
@@ -29,12 +26,6 @@ logger = logging.getLogger(__name__)
 START_PATIENCE = 60.0
 FIRST_RETRY, MAX_RETRY = 0.5, 30.0
 START_ERROR_CODE = 128
-
-
-def _in_shared_memory(folder: Path, wanted: Iterable[Mount]) -> bool:
-    """Something that the pod needs lies there, and would be hidden by shared memory of its own."""
-    paths = [folder, *(Path(mount["source"]) for mount in wanted)]
-    return any(path.resolve().is_relative_to(SHARED_MEMORY) for path in paths)
 
 
 class PodWorker:
@@ -247,7 +238,8 @@ class PodWorker:
         container.starting = True
         link: Link | None = None
         try:
-            spec = self._container_spec(container)
+            assert self._volumes is not None
+            spec = containers.specification(self._node, self.pod, container, self._place, self._volumes, self.folder)
             link = await self._node.engine.spawn()
             spec["no_mounts"] = self._node.engine.no_mounts
             link.send(spec)
@@ -309,43 +301,6 @@ class PodWorker:
         if container.state != before:
             self._tell(WARNING, "Failed", f"Error: {message}")
 
-    def _container_spec(self, container: ContainerRun) -> dict[str, Any]:
-        assert self._volumes is not None
-        spec, node = container.spec, self._node
-        pod_spec = self.pod.get("spec") or {}
-        hostname = "" if pod_spec.get("hostNetwork") else str(pod_spec.get("hostname") or self.name)[:63]
-        base = {**node.base_environment, "HOSTNAME": hostname or os.uname().nodename}
-        variables = environment.build(self.pod, spec, self._place, node.lookup, base)
-        mounts = volumes.mounts(
-            spec, self._volumes.paths, variables, self.folder / "hosts" if not node.engine.no_mounts else None
-        )
-        log_folder = self.log_folder(container.name)
-        log_folder.mkdir(parents=True, exist_ok=True)
-        self._forget_old_logs(log_folder, container.attempts - 2)
-        security = {**(pod_spec.get("securityContext") or {}), **(spec.get("securityContext") or {})}
-        return {
-            "argv": environment.command(spec, variables),
-            "env": variables,
-            "workdir": str(spec.get("workingDir") or "/"),
-            "mounts": mounts,
-            "staging": str(self.folder / "root"),
-            "hostname": hostname,
-            "own_memory": not pod_spec.get("hostIPC") and not _in_shared_memory(self.folder, mounts),
-            "log_folder": str(log_folder),
-            "log_name": f"{container.attempts}.log",
-            "log_limits": node.config.log_limits,
-            "user": security.get("runAsUser"),
-            "group": security.get("runAsGroup", security.get("runAsUser")),
-        }
-
-    @staticmethod
-    def _forget_old_logs(folder: Path, newest: int) -> None:
-        for path in folder.glob("*.log*"):
-            number = path.name.partition(".")[0]
-            if number.isdecimal() and int(number) <= newest:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-
     async def _watch(self, container: ContainerRun, link: Link) -> None:
         """Until the container has ended."""
         started = container.state
@@ -387,7 +342,7 @@ class PodWorker:
     # --- reports
 
     def log_folder(self, container: str) -> Path:
-        return self.folder / "logs" / container
+        return containers.log_folder(self.folder, container)
 
     def unhealthy(self, container: ContainerRun, message: str) -> None:
         self._tell(WARNING, "Unhealthy", message)
