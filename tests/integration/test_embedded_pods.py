@@ -149,25 +149,26 @@ def test_a_pod_runs_with_its_environment_volumes_and_chips(tmp_path: Path) -> No
     assert not Path("/usr/local/Ascend").exists()
 
 
+ENDS: dict[str, tuple[list[str], Object]] = {
+    "code": (["sh", "-c", "exit 3"], {"exitCode": 3, "reason": "Error"}),
+    "signal": (
+        [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"],
+        {"exitCode": 137, "signal": 9, "reason": "Error"},
+    ),
+    "missing": (["no-such-program"], {"exitCode": 128, "reason": "StartError"}),
+    "forbidden": (["/etc/passwd"], {"exitCode": 128, "message": 'exec: "/etc/passwd": permission denied'}),
+}
+
+
 @pytest.mark.parametrize("isolate", ISOLATED)
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (["sh", "-c", "exit 3"], {"exitCode": 3, "reason": "Error"}),
-        (
-            [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"],
-            {"exitCode": 137, "signal": 9, "reason": "Error"},
-        ),
-        (["no-such-program"], {"exitCode": 128, "reason": "StartError"}),
-        (["/etc/passwd"], {"exitCode": 128, "message": 'exec: "/etc/passwd": permission denied'}),
-    ],
-)
-def test_how_a_container_ended(tmp_path: Path, isolate: bool, command: list[str], expected: Object) -> None:
+def test_how_a_container_ended(tmp_path: Path, isolate: bool) -> None:
     async def main() -> None:
         async with small_cluster(tmp_path, isolate=isolate) as cluster:
-            await cluster.create(pod("a", *command))
-            found = terminated(await cluster.phase("a", "Failed"))
-            assert expected.items() <= found.items(), found
+            for name, (command, _) in ENDS.items():
+                await cluster.create(pod(name, *command))
+            for name, (_, expected) in ENDS.items():
+                found = terminated(await cluster.phase(name, "Failed"))
+                assert expected.items() <= found.items(), found
 
     run(main())
 
