@@ -45,7 +45,8 @@ def test_a_job_that_fails(up: Up, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     end = done.stderr[done.stderr.index("evertrain run: pod failing-worker-0") :]
     assert "exit code 3" in end and "    the cause" in end
-    assert end.splitlines()[-1].startswith("evertrain run: acjob failing Failed (JobFailed): ")
+    why = "Job default/failing has failed because has pod failed."
+    assert end.splitlines()[-1] == f"evertrain run: acjob failing Failed (JobFailed): {why}"
     up.evertrain("delete", "acjob", "failing")
 
 

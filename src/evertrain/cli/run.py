@@ -118,17 +118,19 @@ async def _cluster(arguments: argparse.Namespace) -> AsyncIterator[tuple[Connect
         finally:
             await kube.close()
         return
-    from evertrain.embedded.cluster import Cluster
+    from evertrain.embedded.cluster import CannotStart, Cluster
 
     with tempfile.TemporaryDirectory(prefix="evertrain-run-") as folder:
         settings = settings_of(arguments, Path(folder))
         print(f"evertrain: no cluster runs; starting one with {settings.text()} for this job", file=sys.stderr)
-        async with Cluster(settings) as cluster:
-            kube = connection.connect(cluster.kubeconfig)
+        async with contextlib.AsyncExitStack() as stack:
             try:
-                yield kube, False
-            finally:
-                await kube.close()
+                cluster = await stack.enter_async_context(Cluster(settings))
+            except CannotStart as error:
+                raise CommandError(f"no cluster could be started: {error}") from None
+            kube = connection.connect(cluster.kubeconfig)
+            stack.push_async_callback(kube.close)
+            yield kube, False
 
 
 async def _running_cluster(arguments: argparse.Namespace) -> Path | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evertrain.cli import running
-from evertrain.cli.running import CommandError, UsageError
+from evertrain.cli.running import CommandError
 from evertrain.embedded import instance
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
 
 
 async def _up(arguments: argparse.Namespace) -> int:
-    from evertrain.embedded.cluster import Cluster
+    from evertrain.embedded.cluster import CannotStart, Cluster
 
     logging.basicConfig(
         level=logging.INFO if arguments.verbose else logging.WARNING,
@@ -145,10 +145,8 @@ async def _up(arguments: argparse.Namespace) -> int:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             print("evertrain: ending the pods and the cluster", flush=True)
-    except instance.InUse as error:
+    except CannotStart as error:
         raise CommandError(str(error)) from None
-    except PermissionError as error:
-        raise UsageError(f"{error.filename or arguments.data_dir}: {error.strerror}") from None
     return 0
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_DELAY, MAX_DELAY = 0.1, 10.0
 LEASE_SECONDS = 20.0
+DATABASE = "objects.db"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Settings:
         return f"{nodes} with {npus}{' each' if self.nodes > 1 and self.npus else ''}"
 
 
+class CannotStart(Exception):
+    """The text is for the user."""
+
+
 class Part(Protocol):
     async def run(self) -> None: ...
 
@@ -82,9 +88,19 @@ class Cluster:
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Cluster:
-        async with self._stack:
-            await self._start()
-            self._stack = self._stack.pop_all()
+        """Raises CannotStart."""
+        try:
+            async with self._stack:
+                await self._start()
+                self._stack = self._stack.pop_all()
+        except instance.InUse as error:
+            raise CannotStart(str(error)) from None
+        except sqlite3.DatabaseError as error:
+            database = self.settings.folder / DATABASE
+            raise CannotStart(f"{database} can't be used: {error}; move it away to begin anew") from None
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            raise CannotStart(f"{place}{error.strerror or error}") from error
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -96,7 +112,7 @@ class Cluster:
         settings, folder, stack = self.settings, self.settings.folder, self._stack
         claim = stack.enter_context(instance.Claim(folder))
         self.taken_over = claim.left_by is not None
-        store = Store(folder / "objects.db")
+        store = Store(folder / DATABASE)
         stack.callback(store.close)
         api = Api(store, Registry.builtin())
         bootstrap(api)
@@ -143,8 +159,11 @@ class Cluster:
 
     def _listen(self, api: Api, keys: Credentials, fleet: Fleet) -> ApiServer:
         """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again."""
-        if self.settings.port:
-            return ApiServer(api, keys, port=self.settings.port, logs=fleet.log)
+        if port := self.settings.port:
+            try:
+                return ApiServer(api, keys, port=port, logs=fleet.log)
+            except OSError as error:
+                raise CannotStart(f"port {port} can't be used: {error.strerror}") from None
         try:
             return ApiServer(api, keys, port=_port_of_last_time(self.kubeconfig), logs=fleet.log)
         except OSError:

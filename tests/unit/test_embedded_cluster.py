@@ -1,0 +1,101 @@
+"""Putting the cluster together: what keeps it from starting, parts that fail, kinds that are brought up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from evertrain.embedded import cluster, instance
+from evertrain.embedded.api.bootstrap import bootstrap
+from evertrain.embedded.api.core import Api
+from evertrain.embedded.api.local import LocalKube
+from evertrain.embedded.cluster import CannotStart, Cluster, Settings
+from evertrain.embedded.schema import Registry
+from evertrain.embedded.store import Store
+from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, QUEUE
+
+
+def refusal(settings: Settings) -> str:
+    async def start() -> None:
+        async with Cluster(settings):
+            pass
+
+    with pytest.raises(CannotStart) as caught:
+        asyncio.run(start())
+    return str(caught.value)
+
+
+def test_a_directory_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert refusal(Settings(tmp_path / "file")) == f"{tmp_path / 'file'}: File exists"
+
+
+def test_a_damaged_database(tmp_path: Path) -> None:
+    (tmp_path / "objects.db").write_bytes(b"neither" * 100)
+    assert "objects.db can't be used: file is not a database" in refusal(Settings(tmp_path))
+    assert instance.find(tmp_path) is None  # and nothing is held back
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert refusal(Settings(tmp_path, port=port)) == f"port {port} can't be used: Address already in use"
+
+
+def test_a_directory_in_use(tmp_path: Path) -> None:
+    with instance.Claim(tmp_path):
+        assert "already runs" in refusal(Settings(tmp_path))
+
+
+def test_kinds_of_an_older_version_are_brought_up_to_date() -> None:
+    async def scenario() -> None:
+        api = Api(Store(None), Registry.builtin())
+        bootstrap(api)
+        kube = LocalKube(api)
+        await cluster.install(kube)
+        name = "ascendjobs.mindxdl.gitee.com"
+        definition = await kube.get(CUSTOM_RESOURCE_DEFINITION, name)
+        wanted = definition["spec"]
+        old = {**wanted, "names": {**wanted["names"], "shortNames": ["old"]}}
+        await kube.replace(CUSTOM_RESOURCE_DEFINITION, definition | {"spec": old})
+        await kube.patch(QUEUE, "default", None, {"spec": {"weight": 7}})
+        await cluster.install(kube)
+        assert (await kube.get(CUSTOM_RESOURCE_DEFINITION, name))["spec"] == wanted
+        queue = await kube.get(QUEUE, "default")
+        assert queue["spec"]["weight"] == 7 and queue["status"]["state"] == "Open"  # the user's own stays
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_part_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "FIRST_DELAY", 0.0)
+    made: list[int] = []
+    third = asyncio.Event()
+
+    class Part:
+        async def run(self) -> None:
+            made.append(len(made))
+            if len(made) == 1:
+                raise RuntimeError("a defect")
+            if len(made) == 2:
+                return
+            third.set()
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        async with cluster._running({"scheduler": Part}):
+            await third.wait()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert "the scheduler has failed" in caplog.text and "the scheduler has ended by itself" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("nodes", "npus", "text"),
+    [(2, 8, "2 nodes with 8 NPUs each"), (1, 1, "1 node with 1 NPU"), (3, 0, "3 nodes with no NPUs")],
+)
+def test_the_size_in_words(nodes: int, npus: int, text: str) -> None:
+    assert Settings(Path(), nodes=nodes, npus=npus).text() == text
