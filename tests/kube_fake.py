@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from evertrain.kube.port import (
     ASCEND_JOB,
@@ -214,7 +214,7 @@ class FakeKube:
             self.remove(kind, name, namespace or "")
         self.after("delete", kind, name)
 
-    async def bind(self, pod: Object, node: str) -> None:
+    async def bind(self, pod: Object, node: str, annotations: Mapping[str, str] | None = None) -> None:
         raise AssertionError("nothing that is tested here binds")
 
     async def log(self, name: str, namespace: str, *, tail: int | None = None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -134,12 +134,13 @@ class Client:
             options["gracePeriodSeconds"] = grace
         await self._send("DELETE", _path(kind, namespace, name), body=options)
 
-    async def bind(self, pod: Object, node: str) -> None:
+    async def bind(self, pod: Object, node: str, annotations: Mapping[str, str] | None = None) -> None:
         metadata = pod["metadata"]
+        given = {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata}
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
-            "metadata": {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata},
+            "metadata": {**given, "annotations": dict(annotations or {})},
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
         path = f"/api/v1/namespaces/{_quoted(metadata['namespace'])}/pods/{_quoted(metadata['name'])}/binding"

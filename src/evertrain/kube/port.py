@@ -6,7 +6,7 @@ on untouched, also those of a newer API server.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -123,7 +123,9 @@ class Kube(Protocol):
         """Delete; with `uid` only that very object (Conflict otherwise)."""
         ...
 
-    async def bind(self, pod: Object, node: str) -> None: ...
+    async def bind(self, pod: Object, node: str, annotations: Mapping[str, str] | None = None) -> None:
+        """Gives the pod its node, and together with it these annotations."""
+        ...
 
     async def log(self, name: str, namespace: str, *, tail: int | None = None) -> str: ...
 

@@ -6,7 +6,7 @@ Objects go in and come out as copies, so nobody can change what is stored other 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -149,10 +149,11 @@ class LocalKube:
         options = DeleteOptions(grace=grace, uid=uid)
         await self._write(lambda: self._api.delete(self._resource(kind), namespace or "", name, options))
 
-    async def bind(self, pod: Object, node: str) -> None:
+    async def bind(self, pod: Object, node: str, annotations: Mapping[str, str] | None = None) -> None:
         await self._turn()
         metadata = pod["metadata"]
-        binding = {"metadata": {"uid": metadata.get("uid")}, "target": {"kind": "Node", "name": node}}
+        given = {"uid": metadata.get("uid"), "annotations": dict(annotations or {})}
+        binding = {"metadata": given, "target": {"kind": "Node", "name": node}}
         try:
             self._api.bind(self._resource(POD), metadata.get("namespace") or "", metadata["name"], binding)
         except Refused as refused:

@@ -158,11 +158,11 @@ class Scheduler:
             return False
         self._assumed[binding.pod.uid] = binding
         try:
-            if binding.annotations:
+            if binding.bound:
                 patch = {"metadata": {"annotations": dict(binding.annotations)}}
-                pod = await self._kube.patch(POD, binding.pod.name, binding.pod.namespace, patch)
-            if not binding.bound:
-                await self._kube.bind(pod, binding.node)
+                await self._kube.patch(POD, binding.pod.name, binding.pod.namespace, patch)
+            else:
+                await self._kube.bind(pod, binding.node, binding.annotations)
         except BaseException as error:
             self._assumed.pop(binding.pod.uid, None)
             if isinstance(error, ApiError):
