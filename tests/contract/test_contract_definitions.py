@@ -174,7 +174,10 @@ def test_a_definition_takes_its_objects_along(client: Client, namespace: str) ->
     for _ in range(200):
         if client.post(path, widget(group)).code == 201:
             break
+    client.patch(f"{path}/w", {"metadata": {"finalizers": ["example.com/hold"]}}).expect(200)
     client.delete(f"{DEFINITIONS}/widgets.{group}").expect(200)
+    assert client.post(path, widget(group, "late")).code in (403, 405)
+    client.patch(f"{path}/w", {"metadata": {"finalizers": None}}).expect(200)
     client.until_gone(f"{DEFINITIONS}/widgets.{group}")
     client.get(path).expect(404)
     assert group not in [item["name"] for item in client.get("/apis").expect(200)["groups"]]

@@ -88,3 +88,13 @@ def test_unknown_paths_are_not_found(client: Client) -> None:
 def test_methods_that_make_no_sense_are_not_allowed(client: Client, maps: str) -> None:
     client.put(maps, {}).expect(405, "MethodNotAllowed")
     client.post("/api/v1/configmaps", {"metadata": {"name": "x"}}).expect(405, "MethodNotAllowed")
+
+
+def test_the_administrator_may_do_everything(client: Client) -> None:
+    question = {
+        "kind": "SelfSubjectAccessReview",
+        "apiVersion": "authorization.k8s.io/v1",
+        "spec": {"resourceAttributes": {"verb": "create", "resource": "pods", "namespace": "default"}},
+    }
+    answer = client.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", question).expect(201)
+    assert answer["status"]["allowed"] is True

@@ -144,6 +144,7 @@ def test_what_kubectl_makes_itself_is_taken(kubectl: Kubectl) -> None:
     kubectl("expose", "pod", "p", "--port", "99")
     names = kubectl("get", "all", "-o", "name").split()
     assert names == ["pod/p", "service/p", "service/svc"]
+    assert kubectl("auth", "can-i", "delete", "pods") == "yes\n"
 
 
 def test_a_kind_is_defined_explained_and_waited_for(kubectl: Kubectl) -> None:

@@ -32,6 +32,7 @@ from evertrain.embedded.api.http import (
 from evertrain.embedded.api.listing import ListOptions, Page, shown
 from evertrain.embedded.api.logs import LogSource, LogsUnavailable, is_true, log_request, no_logs
 from evertrain.embedded.api.paths import Path, parse
+from evertrain.embedded.api.reviews import review
 from evertrain.embedded.api.status import (
     internal,
     method_not_allowed,
@@ -95,6 +96,12 @@ class App:
             if request.method not in ("GET", "HEAD"):
                 raise method_not_allowed()
             return document
+        reviewed = review(path)
+        if reviewed is not None:
+            if request.method != "POST":
+                raise method_not_allowed()
+            await read_body(request)
+            return answer(reviewed, 201)
         parsed = parse(path)
         if parsed is None:
             raise path_not_found()

@@ -6,6 +6,7 @@ and the clients inside this process are thin shells around it.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import uuid
 from collections.abc import Callable, Container, Iterator
@@ -44,6 +45,8 @@ from evertrain.embedded.schema import (
 )
 from evertrain.embedded.store import Changed, Exists, Record, Store
 from evertrain.kube.port import Object
+
+logger = logging.getLogger(__name__)
 
 APPLY = "application/apply-patch+yaml"
 NAMESPACES, PODS, DEFINITIONS = "/namespaces", "/pods", "apiextensions.k8s.io/customresourcedefinitions"
@@ -88,7 +91,7 @@ class Api:
         self.now = now
         self._watches: set[Watch] = set()
         for record in store.records(DEFINITIONS):
-            registry.add_definition(record.copy())
+            self._define(record)
 
     def close(self) -> None:
         """Ends all watches."""
@@ -157,6 +160,11 @@ class Api:
         self, resource: Resource, namespace: str, item: Object, options: WriteOptions, *, track: bool
     ) -> Written:
         self._check_namespace(resource, namespace, item)
+        if resource.custom:
+            definition = self.store.get(DEFINITIONS, "", resource.qualified)
+            if definition is not None and definition.object["metadata"].get("deletionTimestamp"):
+                why = "create not allowed while custom resource definition is terminating"
+                raise Refused(405, "MethodNotAllowed", why, {"group": resource.group, "kind": resource.plural})
         if (resource.group, resource.kind) == ("", "Secret"):
             admission.encode_secret(item)
         prepared = prepare_create(resource, item, field_validation=options.validation, duplicates=options.duplicates)
@@ -175,10 +183,10 @@ class Api:
             item = tracked(resource, None, item, manager=options.manager, now=moment)
         if not options.dry_run:
             try:
-                self.store.create(storage, namespace, name, item)
+                record = self.store.create(storage, namespace, name, item)
             except Exists:
                 raise already_exists(resource, name) from None
-            self._written(storage, item)
+            self._written(storage, record)
         return Written(item, created=True, warnings=tuple(prepared.warnings))
 
     def update(
@@ -313,8 +321,7 @@ class Api:
                 item["metadata"]["resourceVersion"] = str(last.version)
                 self._removed(storage, record.name)
             else:
-                self.store.update(storage, record.namespace, record.name, item, record.version)
-                self._written(storage, item)
+                self._written(storage, self.store.update(storage, record.namespace, record.name, item, record.version))
         except Changed:
             raise changed(resource, record.name) from None
         return Written(item, deleted=gone)
@@ -404,9 +411,16 @@ class Api:
         item = record.copy()
         return item if item.get("apiVersion") == resource.api_version else converted(item, resource)
 
-    def _written(self, storage: str, item: Object) -> None:
+    def _written(self, storage: str, record: Record) -> None:
         if storage == DEFINITIONS:
-            self.registry.add_definition(item)
+            self._define(record)
+
+    def _define(self, record: Record) -> None:
+        """A definition that was found valid and yet can't be served is a defect; it must not keep the server down."""
+        try:
+            self.registry.add_definition(record.copy())
+        except Exception:
+            logger.exception("the definition %s can't be served", record.name)
 
     def _removed(self, storage: str, name: str) -> None:
         if storage == DEFINITIONS:
