@@ -226,6 +226,14 @@ def test_mindspore_without_chips() -> None:
     assert ranks == {"c-scheduler-0": ("0", "2"), "c-worker-0": ("0", "2"), "c-worker-1": ("1", "2")}
 
 
+def test_more_chips_than_there_are_cost_nothing() -> None:
+    specs = {"Master": replica(chips=0)}
+    specs["Master"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"huawei.com/Ascend910": "16Ei"}}
+    found = environments(ascend_job("j", specs=specs))["j-master-0"]
+    assert "LOCAL_RANK" not in found
+    assert found["MASTER_ADDR"] == "10.96.0.10"
+
+
 def test_super_pods_by_block_and_by_the_scheduler() -> None:
     found = environments(ascend_job("s", workers=3, annotations={"sp-block": "16"}))
     assert [environment["HCCL_LOGIC_SUPERPOD_ID"] for environment in found.values()] == ["0", "0", "1", "1"]

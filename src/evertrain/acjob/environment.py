@@ -13,6 +13,9 @@ from evertrain.kube.port import Object
 Variables = dict[str, "str | Object"]
 """By name: a value, or where it comes from (`valueFrom`)."""
 
+MAX_CHIPS = 1024
+"""Of a pod. There is no such node; a job that asks for more waits for ever, and needs no list of its ranks."""
+
 PYTORCH_TOKENS = {
     "recover": ("recover",),
     "retry": ("retry",),
@@ -100,7 +103,7 @@ def _flag(value: object) -> str:
 def _sizes(job: Job) -> tuple[str, str, str] | None:
     """Processes of a pod, processes in all, local ranks. None with dynamic vNPUs: known only once the chip is cut."""
     resource, chips = job.chips
-    if resource == names.DYNAMIC_NPU:
+    if resource == names.DYNAMIC_NPU or chips > MAX_CHIPS:
         return None
     if job.is_soft_share:
         return "1", str(job.training_pods), "0"

@@ -29,7 +29,7 @@ def npu_request(container: Object) -> tuple[str, int]:
     """The resource and the number of chips that a container asks for; ("", 0) if none."""
     for name, amount in requests(container).items():
         if names.NPU_PREFIX in name:
-            return name, int(quantity.parse(amount))
+            return name, int(quantity.lenient(amount))
     return "", 0
 
 

@@ -12,6 +12,9 @@ _SUFFIXES = {
     },
     **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }
+LARGEST = Decimal(2**63 - 1)
+"""Kubernetes has no larger amounts. Who writes 1e999999999 must not make us count that far."""
+MAX_POWER = 30
 _FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i)?)")
 
 
@@ -21,9 +24,17 @@ def parse(amount: object) -> Decimal:
     if found is None:
         raise ValueError(f"{amount!r} is not a quantity")
     number, exponent, suffix = found.groups()
-    if exponent:
-        return Decimal(number + exponent)
-    return Decimal(number) * _SUFFIXES[suffix or ""]
+    power = max(-MAX_POWER, min(MAX_POWER, int(exponent[1:]))) if exponent else 0
+    value = Decimal(number) * _SUFFIXES[suffix or ""] * Decimal(10) ** power
+    return max(-LARGEST, min(LARGEST, value))
+
+
+def lenient(amount: object) -> Decimal:
+    """The same, and 0 for what is no amount: the API server will refuse the pod and say why."""
+    try:
+        return parse(amount)
+    except ValueError:
+        return Decimal(0)
 
 
 def text(amount: Decimal) -> str:
@@ -39,5 +50,5 @@ def total(amounts: list[dict[str, object]]) -> dict[str, str]:
     sums: dict[str, Decimal] = {}
     for each in amounts:
         for name, amount in each.items():
-            sums[name] = sums.get(name, Decimal(0)) + parse(amount)
+            sums[name] = sums.get(name, Decimal(0)) + lenient(amount)
     return {name: text(amount) for name, amount in sorted(sums.items())}
