@@ -33,8 +33,10 @@ def test_ctrl_c_leaves_nothing_and_objects_stay(tmp_path: Path) -> None:
     assert gone(processes)
     up = Up(tmp_path)
     try:
-        assert up.get("acjob", "long")["metadata"]["name"] == "long"
         assert not any("did not end in order" in line for line in up.lines)
+        # Its pods were lost, and its policy is not to run them again.
+        up.kubectl("wait", "--for=condition=Failed", "acjob/long", "--timeout=30s")
+        assert up.get("pod", "long-worker-0")["status"]["reason"] == "NodeLost"
         up.kubectl("delete", "acjob", "long")
     finally:
         assert up.end() == 0

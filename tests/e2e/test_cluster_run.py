@@ -53,7 +53,7 @@ def test_a_job_that_fails(up: Up, tmp_path: Path) -> None:
 def test_a_job_that_takes_too_long(up: Up, tmp_path: Path) -> None:
     done = run_on(up, tmp_path, small_job("slow", "exec sleep 60"), "--timeout", "1.5")
     assert done.returncode == 124, done.stderr
-    assert "not finished after 1.5 s" in done.stderr and "it goes on" in done.stderr
+    assert "not finished after 1.5 s" in done.stderr and "the job goes on" in done.stderr
     again = run_on(up, tmp_path, small_job("slow", "exec sleep 60"))
     assert again.returncode == 1 and "acjob slow already runs in namespace default" in again.stderr
     up.evertrain("delete", "acjob", "slow")

@@ -44,6 +44,10 @@ class Follower:
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self._began:7.1f} s  {text}", file=sys.stderr, flush=True)
 
+    def say_how_to_end(self) -> None:
+        place = "" if self.namespace == "default" else f" -n {self.namespace}"
+        self.say(f"the job goes on; `evertrain delete{place} acjob {self.name}` ends it")
+
     def state(self) -> str:
         job = self._jobs.get(self.name, self.namespace)
         condition = printing.last_condition(job or {})

@@ -88,8 +88,12 @@ async def _main(arguments: argparse.Namespace, documents: list[manifest.Document
             except TimeoutError:
                 follower.say(f"not finished after {arguments.timeout:g} s, {follower.state()}")
                 if lasting:
-                    follower.say(f"it goes on; `evertrain delete acjob {follower.name}` ends it")
+                    follower.say_how_to_end()
                 return TOO_LATE
+            except asyncio.CancelledError:
+                if lasting:
+                    follower.say_how_to_end()
+                raise
     except asyncio.CancelledError:
         return running.INTERRUPTED
 
