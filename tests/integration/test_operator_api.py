@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from evertrain.kube.cache import Cache
 from evertrain.kube.port import (
     ASCEND_JOB,
     CONFIG_MAP,
+    LEASE,
     POD,
     POD_GROUP,
     AlreadyExists,
@@ -190,11 +192,13 @@ def test_jobs_succeed_with_every_watch_of_the_operator_cut_every_100_ms(tmp_path
 
 
 @contextlib.asynccontextmanager
-async def operator_process(running: Cluster) -> AsyncIterator[asyncio.subprocess.Process]:
+async def operator_process(running: Cluster, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
     running.client()
     command = [sys.executable, "-m", "evertrain.operator", "--kubeconfig"]
     command += [str(running.folder / f"kubeconfig-{running.server.port}"), "--ranktable-dir", str(running.folder / "t")]
-    process = await asyncio.create_subprocess_exec(*command, env=dict(os.environ), stderr=asyncio.subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        *command, *options, env=dict(os.environ), stderr=asyncio.subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -248,5 +252,42 @@ def test_deleting_a_job_deletes_what_it_owns(tmp_path: Path) -> None:
                     return not (await running.kube.list(POD)).items and not (await running.kube.list(POD_GROUP)).items
 
                 await until(gone)
+
+    asyncio.run(test())
+
+
+async def status_line(port: int) -> str:
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return ""
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    line = (await reader.readline()).decode().strip()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return line
+
+
+def test_the_operator_as_a_process_leads_is_healthy_and_leaves_in_order(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def test() -> None:
+        async with cluster(tmp_path) as running:
+
+            async def healthy() -> bool:
+                return await status_line(port) == "HTTP/1.1 200 OK"
+
+            options = ("--leader-elect", "--enable-healthz", f"-healthz-address={port}")
+            async with operator_process(running, *options) as process:
+                await until(healthy)
+                spec = (await running.kube.get(LEASE, "ascend-operator", "mindx-dl"))["spec"]
+                assert spec["holderIdentity"]
+                process.terminate()
+                assert await asyncio.wait_for(process.wait(), 10) == 0
+            spec = (await running.kube.get(LEASE, "ascend-operator", "mindx-dl"))["spec"]
+            assert spec["holderIdentity"] == ""
 
     asyncio.run(test())

@@ -166,7 +166,7 @@ class World:
         assert not [group for group in self.bench.kube.objects if group[0].kind == "PodGroup"]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps, st.booleans(), st.booleans(), st.booleans())
 @example([Fate(0, "Failed"), Look(0, True), Look(), Look()], True, False, True)
 @example([Fate(2, "Failed"), Look(0, True), Look(), Removal(1), Look(1), Look()], True, True, True)
