@@ -45,6 +45,14 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         assert refusal(Settings(tmp_path, port=port)) == f"port {port} can't be used: Address already in use"
 
 
+@pytest.mark.parametrize("text", ["clusters: [{name: production}]\n", "clusters: 3\n", "just text", "{"])
+def test_a_kubeconfig_of_others_is_not_overwritten(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config"
+    file.write_text(text)
+    assert f"{file} is not a kubeconfig of this cluster" in refusal(Settings(tmp_path / "data", kubeconfig=file))
+    assert file.read_text() == text
+
+
 def test_a_directory_in_use(tmp_path: Path) -> None:
     with instance.Claim(tmp_path):
         assert "already runs" in refusal(Settings(tmp_path))

@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY, MAX_DELAY = 0.1, 10.0
 LEASE_SECONDS = 20.0
 DATABASE = "objects.db"
+NAME = "evertrain"
+"""Of the cluster in its kubeconfig."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Cluster:
         settings, folder, stack = self.settings, self.settings.folder, self._stack
         claim = stack.enter_context(instance.Claim(folder))
         self.taken_over = claim.left_by is not None
+        _check_ours(self.kubeconfig)
         store = Store(folder / DATABASE)
         stack.callback(store.close)
         api = Api(store, Registry.builtin())
@@ -140,7 +143,7 @@ class Cluster:
         await stack.enter_async_context(_running({"kubelet": lambda: machine}))
         await stack.enter_async_context(fleet)
         await stack.enter_async_context(_running(parts))
-        write_kubeconfig(self.kubeconfig, server.url, keys)
+        write_kubeconfig(self.kubeconfig, server.url, keys, name=NAME)
         claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
 
     def _make_node(self, machine: Machine, name: str, number: int) -> VirtualNode:
@@ -192,6 +195,22 @@ async def _put(kube: Kube, kind: Kind, item: Object) -> None:
             return
         except Conflict:
             continue
+
+
+def _check_ours(kubeconfig: Path) -> None:
+    """Nobody's other clusters are overwritten."""
+    try:
+        found = yaml.safe_load(kubeconfig.read_text())
+        ours = found is None or [cluster["name"] for cluster in found["clusters"]] == [NAME]
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError, yaml.YAMLError):
+        ours = False
+    if not ours:
+        raise CannotStart(
+            f"{kubeconfig} is not a kubeconfig of this cluster and would be overwritten; name another file, and have "
+            "kubectl read both with KUBECONFIG=FILE1:FILE2"
+        )
 
 
 def _port_of_last_time(kubeconfig: Path) -> int:
