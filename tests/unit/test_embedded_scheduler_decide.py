@@ -180,6 +180,26 @@ def test_a_promise_is_kept_until_the_pods_have_had_their_chance() -> None:
     assert places(decision) == {"z": "n0"}
 
 
+def test_the_places_of_a_gang_that_restarts_are_kept_for_it() -> None:
+    """Neither while its old pods end, nor before the new ones are there, does another group get their chips."""
+    first = group("a", 2, "Running", "2026-01-01T00:00:05Z", minResources={CHIP: "8"})
+    second = group("b", 1, "Pending", "2026-01-01T00:00:00Z", minResources={CHIP: "8"})
+    chips = [f"{CHIP.removeprefix('huawei.com/')}-{i}" for i in range(8)]
+    members = [pod(n, 4, "a", on="n0", annotations={CHIP: ",".join(chips[4 * i :][:4])}) for i, n in enumerate("xy")]
+
+    def phases(*pods: Object) -> dict[str, str]:
+        return {v.group.name: v.phase for v in run(list(pods), [node("n0")], [first, second]).verdicts}
+
+    ending = [{**m, "metadata": {**m["metadata"], "deletionTimestamp": "2026-01-01T00:00:09Z"}} for m in members]
+    assert phases(*ending) == {"a": "Inqueue", "b": "Pending"}
+    assert phases(members[0], ending[1]) == {"a": "Unknown", "b": "Pending"}
+    assert phases(members[0]) == {"a": "Unknown", "b": "Pending"}
+    assert phases({**members[0], "status": {"phase": "Failed"}}, {**members[1], "status": {"phase": "Failed"}}) == {
+        "a": "Completed",
+        "b": "Inqueue",
+    }
+
+
 def test_an_older_gang_that_does_not_fit_holds_nobody_up() -> None:
     groups = [group("old", 1, created="2026-01-01T00:00:00Z"), group("new", 1, created="2026-01-02T00:00:00Z")]
     assert places(run([pod("a", 9, "old"), pod("b", 1, "new")], [node("n0")], groups)) == {"b": "n0"}

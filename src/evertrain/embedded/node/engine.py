@@ -18,7 +18,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PATIENCE = 30.0
-_KEPT = ("LD_LIBRARY_PATH", "EVERTRAIN_TEST_ID")
+_KEPT = ("LD_LIBRARY_PATH", "EVERTRAIN_")
+"""How variables begin that the runtime process keeps; its pods don't get them."""
 ROOT = Path(__file__).resolve().parents[3]
 """Where the package lies."""
 _PROGRAM = (
@@ -88,9 +89,7 @@ class Engine:
         ours.setblocking(False)
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(ROOT)]
         command += [str(theirs.fileno()), str(os.getpid()), str(trial) if self._isolate else ""]
-        kept = {
-            name: value for name, value in os.environ.items() if name.startswith(("LD_LIBRARY_PATH", "EVERTRAIN_TEST"))
-        }
+        kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
         try:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=kept

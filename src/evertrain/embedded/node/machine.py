@@ -70,7 +70,10 @@ class Machine:
         item = after or before or {}
         node = self._running.get((item.get("spec") or {}).get("nodeName") or "")
         if node is not None:
-            node.pod_changed(item["metadata"]["uid"], after)
+            try:
+                node.pod_changed(item["metadata"]["uid"], after)
+            except Exception:  # one pod that can't be understood is no reason to fail all
+                logger.exception("pod %s/%s", item["metadata"].get("namespace"), item["metadata"].get("name"))
 
     def _node_changed(self, before: Object | None, after: Object | None) -> None:
         item = after or before or {}

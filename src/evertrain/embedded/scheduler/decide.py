@@ -78,6 +78,8 @@ class _Gang:
     age: tuple[str, str]
     waiting: list[PodView] = field(default_factory=list)
     holding: list[PodView] = field(default_factory=list)
+    leaving: list[PodView] = field(default_factory=list)
+    """On a node, but being deleted: their places will be free for those who replace them."""
     succeeded: int = 0
     failed: int = 0
     placed: int = 0
@@ -90,8 +92,8 @@ class _Gang:
                 self.failed += 1
             elif pod.waits:
                 self.waiting.append(pod)
-            elif pod.holds and not pod.deleting:
-                self.holding.append(pod)
+            elif pod.holds:
+                (self.leaving if pod.deleting else self.holding).append(pod)
 
     @property
     def need(self) -> int:
@@ -104,11 +106,20 @@ class _Gang:
     def fresh(self) -> bool:
         """A group that has to be let in first: a new one, one that was refused, or one of which nothing is left."""
         group = self.group
-        if group is None or group.phase == INQUEUE or self.holding:
+        if group is None or group.phase == INQUEUE or self.holding or self.leaving:
             return False
         if group.phase == COMPLETED:
             return bool(self.waiting)
         return group.phase not in (RUNNING, UNKNOWN) or not self.succeeded + self.failed
+
+    @property
+    def expects_pods(self) -> bool:
+        """Pods that it needs are still to come, the first ones or those that replace lost ones, and their places are
+        kept. Once they are there and find none, the group must not keep others out."""
+        if self.group is None or self.fresh or self.group.phase not in (INQUEUE, RUNNING, UNKNOWN):
+            return False
+        there = len(self.holding) + len(self.waiting) + self.succeeded + self.failed
+        return there < self.group.min_member
 
     @property
     def running(self) -> int:
@@ -189,8 +200,7 @@ class _Door:
             if group is None:
                 continue
             held = resources.add(*(pod.requests for pod in gang.holding))
-            # Its pods are still to come. Once they are there and find no place, it must not keep others out.
-            promised = _missing(group, gang) if group.phase == INQUEUE and len(gang.waiting) < gang.need else {}
+            promised = _missing(group, gang) if gang.expects_pods else {}
             self._idle = resources.subtract(self._idle, promised)
             self._used[group.queue] = resources.add(self._used.get(group.queue, {}), held, promised)
 
@@ -226,7 +236,7 @@ def _insufficient(names: Iterable[str]) -> str:
 
 
 def _missing(group: GroupView, gang: _Gang) -> Amounts:
-    held = resources.add(*(pod.requests for pod in gang.holding))
+    held = resources.add(*(pod.requests for pod in (*gang.holding, *gang.leaving)))
     left = resources.subtract(group.min_resources, {name: held.get(name, 0) for name in group.min_resources})
     return {name: amount for name, amount in left.items() if amount > 0}
 
