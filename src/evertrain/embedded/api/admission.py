@@ -68,8 +68,7 @@ def encode_secret(item: Object) -> None:
 
 def _name_label(item: Object) -> None:
     metadata = item["metadata"]
-    labels = metadata.setdefault("labels", {})
-    labels["kubernetes.io/metadata.name"] = metadata["name"]
+    metadata["labels"] = {**(metadata.get("labels") or {}), "kubernetes.io/metadata.name": metadata["name"]}
 
 
 def _pod(item: Object) -> None:
@@ -119,11 +118,9 @@ def _definition(registry: Registry, item: Object, old: Object | None, now: str) 
         if taken is not None and not taken.custom:
             message = f'Invalid value: "{spec["group"]}": {taken.qualified} is a built-in resource'
             return [FieldError("spec.group", "FieldValueInvalid", message)]
-    finalizers = metadata.setdefault("finalizers", [])
+    finalizers = metadata.get("finalizers") or []
     if CLEANUP not in finalizers and not metadata.get("deletionTimestamp"):
-        finalizers.append(CLEANUP)
-    if not finalizers:
-        del metadata["finalizers"]
+        metadata["finalizers"] = [*finalizers, CLEANUP]
     status = item["status"] = copy.deepcopy(item.get("status") or {})
     status["acceptedNames"] = {
         key: names[key]

@@ -52,6 +52,7 @@ APPLY = "application/apply-patch+yaml"
 NAMESPACES, PODS, DEFINITIONS = "/namespaces", "/pods", "apiextensions.k8s.io/customresourcedefinitions"
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 _MAX_NAME_BASE = 58
+_MANAGED = frozenset({"managedFields"})
 
 
 @dataclass(frozen=True)
@@ -464,9 +465,24 @@ def _part(item: Object, keys: Container[str]) -> Object:
 
 def _tracked(resource: Resource, old: Object, new: Object, manager: str, now: datetime, subresource: str) -> Object:
     """Who manages what can only change in the parts that did."""
-    parts = {key for key in (*old, *new) if old.get(key) != new.get(key)} | {"apiVersion", "kind", "metadata"}
-    managed = tracked(resource, _part(old, parts), _part(new, parts), manager=manager, now=now, subresource=subresource)
-    return {**new, "metadata": managed["metadata"]}
+    parts = {key for key in (*old, *new) if key != "metadata" and old.get(key) != new.get(key)} | {"apiVersion", "kind"}
+    before, after = old["metadata"], new["metadata"]
+    if _plain(before) == _plain(after):
+        before, after = _part(before, _MANAGED), _part(after, _MANAGED)
+    managed = tracked(
+        resource,
+        {**_part(old, parts), "metadata": before},
+        {**_part(new, parts), "metadata": after},
+        manager=manager,
+        now=now,
+        subresource=subresource,
+    )["metadata"]
+    metadata = {key: value for key, value in new["metadata"].items() if key != "managedFields"}
+    return {**new, "metadata": metadata | _part(managed, _MANAGED)}
+
+
+def _plain(metadata: Object) -> Object:
+    return {key: value for key, value in metadata.items() if key not in ("managedFields", "resourceVersion")}
 
 
 def _same(new: Object, old: Object, *, managed: bool) -> bool:

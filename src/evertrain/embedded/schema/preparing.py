@@ -18,7 +18,7 @@ from evertrain.embedded.schema.rules import rule_errors, update_errors
 from evertrain.embedded.schema.validation import json_type, schema_errors
 from evertrain.kube.port import Object
 
-_ENVELOPE = frozenset({"apiVersion", "kind", "metadata"})
+_ENVELOPE = frozenset({"apiVersion", "kind"})
 STRICT, WARN, IGNORE = "Strict", "Warn", "Ignore"
 
 _FREE_STATUS = frozenset({("", "Node"), ("coordination.k8s.io", "Lease")})
@@ -199,9 +199,10 @@ def prepare_update(
     structured = _structured(resource, changed, field_validation, duplicates, same)
     parts = structured.object | {key: old[key] for key in same}
     made: Object = {key: parts[key] for key in dict.fromkeys((*old, *parts)) if key in parts}
+    made["metadata"] = dict(made.get("metadata") or {})
     ready = Prepared(made, structured.warnings)
     carry_over(resource, made, old)
-    errors = metadata_errors(resource, made) + immutable_errors(made, old)
+    errors = [] if "metadata" in same else metadata_errors(resource, made) + immutable_errors(made, old)
     if not subresource:
         errors += rule_errors(resource, made) + update_errors(resource, made, old)
     _refuse(resource, made, errors)
