@@ -320,6 +320,22 @@ def test_an_old_view_of_the_job_is_not_acted_upon() -> None:
     run(test())
 
 
+def test_a_pod_that_took_the_place_of_a_failed_one_meanwhile_is_not_deleted() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(labels={"fault-retry-times": "3", "pod-rescheduling": "on"})
+        bench.phase("test-job-worker-0", "Failed")
+        for cache in bench.operator.observer.caches:
+            await cache.refresh()
+        old = bench.kube.find(POD, "test-job-worker-0")
+        bench.kube.remove(POD, "test-job-worker-0")
+        new = await bench.kube.create(POD, {**old, "status": {"phase": "Pending"}})
+        await bench.operator.look(("default", "test-job"))
+        assert bench.kube.find(POD, "test-job-worker-0")["metadata"]["uid"] == new["metadata"]["uid"]
+
+    run(test())
+
+
 def test_status_that_somebody_else_changed_meanwhile_is_not_overwritten() -> None:
     async def test() -> None:
         bench = Bench()
