@@ -23,7 +23,10 @@ def used_addresses(services: Iterable[Object]) -> set[str]:
 
 def allocate(service: Object, others: Iterable[Object], old: Object | None = None) -> list[FieldError]:
     """Fills in addresses and node ports in place. Returns what can't be granted."""
-    spec = service["spec"]
+    # Parts of an object that an update leaves as they are may be those of the stored one.
+    spec = service["spec"] = {**service["spec"], "ports": [dict(port) for port in service["spec"].get("ports") or ()]}
+    if not spec["ports"]:
+        del spec["ports"]
     others = list(others)
     errors: list[FieldError] = []
     if spec.get("type") == "ExternalName":
