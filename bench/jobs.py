@@ -43,8 +43,15 @@ class Job:
     """One running job. Use it as a context manager: at its end no process is left."""
 
     def __init__(
-        self, *, ranks: int, evertrain: bool, flags: tuple[str, ...] = (), script: tuple[str, ...] = ()
+        self,
+        *,
+        ranks: int,
+        evertrain: bool,
+        flags: tuple[str, ...] = (),
+        script: tuple[str, ...] = (),
+        resumable: bool = True,
     ) -> None:
+        """`resumable`: without Evertrain, rank 0 saves a checkpoint every 20 steps, which a restart begins from."""
         self.ranks = ranks
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
@@ -58,7 +65,9 @@ class Job:
             # Without this, attempts share one store and restarted ranks read the addresses of dead ones.
             self._environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             launcher = (sys.executable, "-m", "torch.distributed.run", "--max-restarts=100", "--monitor-interval=0.1")
-            toy = (*toy, "--plain", f"--checkpoint={self.folder / 'checkpoint'}")
+            toy = (*toy, "--plain")
+            if resumable:
+                toy = (*toy, f"--checkpoint={self.folder / 'checkpoint'}")
         self._output = (self.folder / "output").open("w+")
         self.process = subprocess.Popen(
             [*launcher, *common, *flags, *toy], stdout=self._output, stderr=subprocess.STDOUT, env=self._environment
@@ -81,6 +90,15 @@ class Job:
                         os.kill(pid, signal.SIGKILL)
         self._output.close()
         self._folder.cleanup()
+
+    def end(self) -> None:
+        """Wait for the job's own end, without disturbing it."""
+        try:
+            code = self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise Stuck(f"the job was not over after {_PATIENCE:g} s\n{self.output()[-4000:]}") from None
+        if code:
+            raise Stuck(f"the job ended with code {code}\n{self.output()[-4000:]}")
 
     def output(self) -> str:
         return (self.folder / "output").read_text()
