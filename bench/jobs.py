@@ -91,15 +91,6 @@ class Job:
         self._output.close()
         self._folder.cleanup()
 
-    def end(self) -> None:
-        """Wait for the job's own end, without disturbing it."""
-        try:
-            code = self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise Stuck(f"the job was not over after {_PATIENCE:g} s\n{self.output()[-4000:]}") from None
-        if code:
-            raise Stuck(f"the job ended with code {code}\n{self.output()[-4000:]}")
-
     def output(self) -> str:
         return (self.folder / "output").read_text()
 
@@ -116,7 +107,8 @@ class Job:
         entries = self.log(rank)
         return entries[-1] if entries else (0, 0, 0.0)
 
-    def wait(self, what: str, ready: Callable[[], bool], patience: float = _PATIENCE) -> None:
+    def wait(self, what: str, ready: Callable[[], bool], patience: float = _PATIENCE, pause: float = 0.005) -> None:
+        """Look every `pause` seconds. A look costs time that the job may be measured in."""
         end = time.monotonic() + patience
         while not ready():
             if self.process.poll() is not None:
@@ -124,7 +116,7 @@ class Job:
                 raise Stuck(f"the job ended with code {code} while waiting for {what}\n{output}")
             if time.monotonic() > end:
                 raise Stuck(f"waited {patience:g} s for {what}\n{self.output()[-4000:]}")
-            time.sleep(0.005)
+            time.sleep(pause)
 
     def wait_for_steps(self, more: int) -> None:
         """Until every rank has completed that many steps from now on."""

@@ -39,7 +39,7 @@ def whole_run(evertrain: bool, ranks: int, steps: int, batch: int) -> float:
     flags = ("--ft-warm=0",) if evertrain else ()
     script = (f"--steps={steps}", f"--batch={batch}")
     with Job(ranks=ranks, evertrain=evertrain, flags=flags, script=script, resumable=False) as job:
-        job.end()
+        job.wait("the end", lambda: job.last(0)[1] == steps, pause=0.5)
         times = [at for _, _, at in job.log(0)][_SKIP:]
     return (times[-1] - times[0]) * 1000 / (len(times) - 1)
 
