@@ -98,7 +98,7 @@ class Timing:
         return self.repair + state_bytes / REPAIR_BYTES_PER_SECOND
 
 
-BEATS_PER_SECOND = 50
+BEATS_PER_SECOND = 40
 """What a controller has to hear from all agents together; more would be a noticeable load on it. A broken link shows at
 once whatever the heartbeat is; it is for agents that are stopped or frozen."""
 REPAIR_BYTES_PER_SECOND = 50_000_000
