@@ -96,6 +96,8 @@ class Job:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.sent: list[tuple[int, Any]] = []
         self.closed: list[int] = []
+        self.identities: dict[int, str] = {}
+        """By which name the newest process of a rank is known."""
         self.broken: set[str] = set()
         """Callbacks of the platform that raise."""
         for rank in range(world):
@@ -111,7 +113,10 @@ class Job:
         if status is not None:
             process.status = status
         self.by_link[process.link] = process
-        self.feed(FromLink(process.link, w.Hello(version=w.VERSION, rank=rank, ip=f"10.0.0.{rank // 2}")))
+        if replaces:
+            self.identities[rank] = f"process {process.link}"
+        name = self.identities.get(rank, "")
+        self.feed(FromLink(process.link, w.Hello(version=w.VERSION, rank=rank, ip=f"10.0.0.{rank // 2}", process=name)))
         self.feed(FromLink(process.link, w.Register(status=process.status, replaces=replaces)))
         answer = process.registered
         if answer is not None and not answer.hot_switch and answer.result in (Result.OK, Result.REPAIR):

@@ -121,6 +121,32 @@ def test_a_hot_switch_that_is_cancelled() -> None:
     assert job.start(3).registered == w.Registered(result=Result.ERROR, repair_id=1)
 
 
+def test_the_process_of_a_cancelled_switch_does_not_take_the_rank() -> None:
+    """Its link is closed, so it comes again, as a process that has registered before."""
+    job = Job(platform={}, arf=True)
+    old = job.processes[3]
+    shadowed(job, 3)
+    job.signal("stop switch")
+    back = job.start(3, replaces=False, status=w.Status(run_status=TrainState.PREREPAIR_FINISH))
+    assert back.registered == w.Registered(result=Result.STOP_SERVICE, repair_id=1)
+    assert old.link not in job.closed and job.machine.roster.members[3].link == old.link
+
+
+def test_a_shadow_whose_link_broke_stays_a_shadow() -> None:
+    job = Job(platform={}, arf=True, report=False)
+    for rank in range(3):
+        job.report(rank)
+    old = job.processes[3]
+    shadowed(job, 3)
+    status = w.Status(run_status=TrainState.ISOLATE)
+    back = job.start(3, replaces=False, status=status)
+    assert back.registered == w.Registered(result=Result.REPAIR, repair_id=1, hot_switch=True)
+    assert job.machine.shadows[3].status == status and job.machine.roster.members[3].link == old.link
+    group = w.ReplicaGroup(rank_list=[0, 1, 2, 3], replica_cnt=2)
+    job.feed(FromLink(back.link, w.InitReport(groups=[group])))
+    assert not job.machine.roster.initialised(), "rank 3 itself has reported nothing"
+
+
 def test_a_shadow_that_dies_is_no_fault() -> None:
     job = Job(platform={}, arf=True)
     shadow = job.start(3) if shadowed(job, 3) else None

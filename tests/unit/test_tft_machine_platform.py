@@ -222,6 +222,31 @@ def test_a_second_process_for_a_healthy_rank_is_not_wanted() -> None:
     assert job.counts() == {}
 
 
+def test_a_process_that_was_replaced_can_t_come_back() -> None:
+    """It may have stood still and not know of it."""
+    job = Job(platform=choosing("recover"), arf=True)
+    old = job.identities[3]
+    job.kill(3)
+    new = job.replace(3)
+    assert job.machine.state == "NORMAL"
+    job.identities[3] = old
+    back = job.start(3, replaces=False, status=w.Status(step=5))
+    assert back.registered == w.Registered(result=Result.STOP_SERVICE, repair_id=1)
+    assert new.link not in job.closed and job.machine.roster.members[3].link == new.link
+
+
+def test_a_registration_whose_answer_was_lost_is_repeated() -> None:
+    job = Job()
+    job.kill(3, notice=False)
+    name = job.identities[3]
+    link = next(job.ids)
+    job.by_link[link] = process = type(job.processes[0])(3, link)
+    job.feed(FromLink(link, w.Hello(version=w.VERSION, rank=3, process=name)))
+    job.feed(FromLink(link, w.Register(replaces=True)))
+    assert process.registered == w.Registered(result=0), "it has not been told yet that it belongs to the job"
+    assert job.counts() == {} and job.machine.repair_id == 0
+
+
 def test_a_rank_outside_of_the_world() -> None:
     job = Job()
     assert job.start(9).registered == w.Registered(result=Result.WAIT_CHECK)

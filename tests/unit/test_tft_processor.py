@@ -603,6 +603,16 @@ def test_a_link_that_breaks_while_registering_is_tried_again(leader: ScriptedCon
     assert leader.ask(messages.Collect).result == Result.OK
 
 
+def test_a_process_that_is_its_rank_no_more_ends(leader: ScriptedController) -> None:
+    ended = threading.Event()
+    with tft_controllers.processor(leader, on_exit=ended.set):
+        leader.registrations.get(timeout=PATIENCE)
+        leader.registered = messages.Registered(result=Result.STOP_SERVICE)
+        leader.drop_link()
+        assert ended.wait(PATIENCE)
+        assert leader.hellos[0].process and leader.hellos[0].process == leader.hellos[1].process
+
+
 def test_heartbeats_come_by_themselves(leader: ScriptedController) -> None:
     leader.greeting = messages.Welcome(heartbeat=0.05)
     with tft_controllers.processor(leader):

@@ -208,13 +208,15 @@ class Machine:
         if member is None or member.link != link:
             return
         shadow = self.shadows.get(member.rank) is member
+        if shadow and not isinstance(message, Heartbeat):
+            return  # it only shows how far it is; what it is part of is known from the process that it will replace
         self.touched = member.rank
         if not shadow:
             self.roster.hear(member, self.now)
         match message:
             case Heartbeat(status=status):
                 self._status(member, status, shadow)
-            case Reply() if not shadow:
+            case Reply():
                 self._reply(member, message)
             case InitReport():
                 if (wrong := self.roster.report(member, message)) is not None:

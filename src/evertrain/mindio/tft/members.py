@@ -26,6 +26,8 @@ class Member:
     link: int | None = None
     status: Status = Status()
     ip: str = ""
+    process: str = ""
+    """Which process this is, as it calls itself; empty if it has not said so."""
     lost: bool = False
     """Its link is gone, it is silent, or it did not answer."""
     mute: bool = False

@@ -53,6 +53,8 @@ class Hello(Message):
     world_size: int = 0
     ip: str = ""
     """Address by which peers could reach this process, if it became the controller."""
+    process: str = ""
+    """Tells this process from others that have been or will be the same rank."""
 
 
 class Welcome(Message):
@@ -127,7 +129,8 @@ class Bye(Message):
 
 class Registered(Message):
     result: int
-    """OK, REPAIR (this process replaces a faulty one), ERROR (not wanted) or WAIT_CHECK (rank outside the world)."""
+    """OK, REPAIR (this process replaces a faulty one), ERROR (not wanted now), STOP_SERVICE (another process is this rank)
+    or WAIT_CHECK (rank outside the world)."""
     repair_id: int = 0
     hot_switch: bool = False
 

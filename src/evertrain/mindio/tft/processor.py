@@ -8,6 +8,7 @@ functions and waits in `steps` and `mainthread`.
 from __future__ import annotations
 
 import queue
+import secrets
 import ssl
 import threading
 import time
@@ -79,6 +80,7 @@ class Processor:
         self._local_ip = ""
         self._registered: queue.SimpleQueue[messages.Registered | None] = queue.SimpleQueue()
         self._ever_registered = False
+        self._process = secrets.token_hex(8)
         self._init_report: messages.InitReport | None = None
         self._dp_report: messages.DpReport | None = None
         self._linked = threading.Condition()
@@ -190,8 +192,8 @@ class Processor:
         elif isinstance(message, messages.Exit):
             threading.Thread(target=self._exit, name="tft-exit", daemon=True).start()
 
-    def _exit(self) -> None:
-        logger.info("the controller ends this process")
+    def _exit(self, why: str = "the controller ends this process") -> None:
+        logger.error("%s", why)
         self.callbacks.exit()
         self.main.release_exit()
         self._on_exit()
@@ -248,6 +250,7 @@ class Processor:
             token=self.settings.token,
             world_size=self.settings.world_size,
             ip=self._local_ip,
+            process=self._process,
         )
         opened, welcome = link.connect(address, hello, self.settings.context, CONNECT)
         while not self._registered.empty():
@@ -282,6 +285,9 @@ class Processor:
                 raise link.NotWelcome("the registration was not answered") from None
             if answer is None:
                 raise ConnectionError("the link broke while registering")
+            if answer.result == Result.STOP_SERVICE:
+                self._exit("another process has taken the place of this one")
+                raise StartFailed("another process has taken the place of this one")
             if answer.result != Result.ERROR:
                 break
             if time.monotonic() + pause > deadline or opened.lost:
@@ -345,5 +351,4 @@ class Processor:
             logger.warning("there is no controller any more; training goes on without protection")
             self.main.end_pause()
             return
-        logger.error("there is no controller any more to end the recovery: giving up")
-        self._exit()
+        self._exit("there is no controller any more to end the recovery: giving up")
