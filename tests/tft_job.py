@@ -67,8 +67,10 @@ class Process:
                 self.lock = step
             case w.NotifyNormal():
                 self.change(step=self.lock, run_status=0, npu_status=0, data_status=0, parked=False, error_code="")
-            case w.Pause(step=step, hot_switch=hot):
-                self.change(step=step, run_status=TrainState.STEP_FINISH if hot else 0)
+            case w.Pause(step=step):
+                self.change(step=step)
+            case w.Continue(leave=True):
+                self.change(run_status=TrainState.STEP_FINISH)
         return w.Reply(sn=order.sn, result=int(result), status=self.status, load_step=load)
 
 

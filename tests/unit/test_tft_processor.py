@@ -411,11 +411,61 @@ def test_pause_and_continue(leader: ScriptedController, member: Processor, callb
 
 
 def test_a_hot_switch_takes_the_thread_out_between_two_steps(leader: ScriptedController, member: Processor) -> None:
-    leader.order(messages.Pause, step=1, hot_switch=True)
+    leader.order(messages.Pause, step=1)
     assert leader.silent()
-    with pytest.raises(RuntimeError, match="^STEP FINISH$"):
-        member.main.pause_point(1)
+    halted = in_thread(member.main.pause_point, 1)
+    assert leader.next(messages.Reply).result == 0 and halted[0].is_alive()
+    assert leader.ask(messages.Continue, leave=True).result == 0
+    assert str(finished(halted)) == "STEP FINISH"
+
+
+def test_a_pause_at_a_step_that_is_past_and_then_at_a_later_one(leader: ScriptedController, member: Processor) -> None:
+    member.main.pause_point(3)
+    assert leader.ask(messages.Pause, step=3).result == Result.NEED_RETRY
+    leader.order(messages.Pause, step=4)
+    assert leader.silent()
+    halted = in_thread(member.main.pause_point, 4)
     assert leader.next(messages.Reply).result == 0
+    leader.order(messages.Pause, step=5)  # another rank was beyond step 4
+    assert finished(halted) is None
+    halted = in_thread(member.main.pause_point, 5)
+    assert leader.next(messages.Reply).result == 0
+    assert leader.ask(messages.Pause, step=5).result == 0, "it is there"
+    assert leader.ask(messages.Continue).result == 0
+    assert finished(halted) is None
+
+
+def test_after_a_recovery_the_same_steps_come_again(leader: ScriptedController, member: Processor) -> None:
+    member.main.pause_point(3)
+    park(leader, member)
+    resumed = idle(member)
+    leader.ask(messages.NotifyNormal)
+    finished(resumed)
+    leader.order(messages.Pause, step=2)
+    assert leader.silent()
+    halted = in_thread(member.main.pause_point, 2)
+    assert leader.next(messages.Reply).result == 0
+    member.main.end_pause()
+    finished(halted)
+
+
+def test_a_lock_that_nothing_follows_is_ended(leader: ScriptedController, member: Processor) -> None:
+    train_to(member, 5)
+    leader.ask(messages.Prelock, step=5, limit=5)
+    held = in_thread(member.steps.start_updating)
+    assert leader.ask(messages.Continue).result == Result.ERROR and held[0].is_alive()
+    assert leader.ask(messages.Continue, unlock=True).result == Result.OK
+    assert finished(held) is None, "no FORCE STOP: training goes on"
+    member.end_updating(6)
+    assert member.rank.life == Life.NORMAL
+
+
+def test_a_rank_that_has_left_the_training_function_is_not_unlocked(
+    leader: ScriptedController, member: Processor
+) -> None:
+    park(leader, member)
+    assert leader.ask(messages.Continue, unlock=True).result == Result.ERROR
+    assert member.rank.life == Life.PAUSE
 
 
 def test_a_stop_ends_a_pause(leader: ScriptedController, member: Processor) -> None:

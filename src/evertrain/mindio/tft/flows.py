@@ -60,9 +60,10 @@ def take_over(m: Machine) -> Flow:
             members[rank] = Member(rank=rank)
             m.roster.lose(members[rank])
     _adopt_groups(m)
-    # A pause that the old controller had asked for ends here; nobody else would end it.
+    # A pause that the old controller had asked for ends here, and a lock if no recovery follows; nobody else would do it.
+    quiet = not m.roster.news and not any(member.status.parked for member in members.values())
     running = [rank for rank in m.roster.healthy if not members[rank].status.parked]
-    yield Act(running, lambda sn, _: Continue(sn=sn), m.settings.collect_limit, blame=False)
+    yield Act(running, lambda sn, _: Continue(sn=sn, unlock=quiet), m.settings.collect_limit, blame=False)
     yield from lead(m)
 
 
@@ -84,8 +85,7 @@ def _normal(m: Machine) -> Flow:
     """Wait until something happens that isn't training, and deal with it."""
     roster = m.roster
     m.state = "DOWNGRADE" if roster.isolated else "NORMAL"
-    if not roster.isolated and m.unconfirmed is None:
-        m.offered = []
+    m.offered = []  # what was offered for a fault does not bind the platform in what it wants next
     work = yield Wait(lambda: _work(m))
     if work == "proof":
         assert m.unconfirmed is not None

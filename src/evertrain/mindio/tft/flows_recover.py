@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from evertrain.mindio.tft import flows_common as do
 from evertrain.mindio.tft import flows_elastic, replicas
 from evertrain.mindio.tft.flows_common import Failed, NewFault
-from evertrain.mindio.tft.messages import AnyMessage, RebuildGroup
+from evertrain.mindio.tft.messages import AnyMessage, Continue, RebuildGroup
 from evertrain.mindio.tft.numbers import ControllerRepairType, FaultType, ReportCode, TrainState
-from evertrain.mindio.tft.requests import Flow, Over, Signal, Wait
+from evertrain.mindio.tft.requests import Act, Flow, Over, Signal, Wait
 
 if TYPE_CHECKING:
     from evertrain.mindio.tft.machine import Machine
@@ -47,6 +47,8 @@ def _attempt(m: Machine, dump_wanted: bool) -> Flow:
         raise Over("a rank is lost after others have finished")
     if not (m.roster.errors or dump_wanted or m.has_signal("stop") or _parked(m)):
         log.info("the fault has gone by itself")
+        # Whoever is still held, by a pause or by a lock of a controller before this one, would be so for ever.
+        yield Act(m.roster.healthy, lambda sn, _: Continue(sn=sn, unlock=True), m.settings.collect_limit, blame=False)
         return
     locked = yield from do.prelock(m)
     if dump_wanted:

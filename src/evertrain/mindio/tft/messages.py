@@ -164,13 +164,21 @@ class Prelock(Message):
 
 
 class Pause(Message):
+    """Halt at the end of this step. A rank that has gone past it answers NEED_RETRY; one that halts at an earlier step
+    goes on to this one."""
+
     sn: int
     step: int
-    hot_switch: bool = False
 
 
 class Continue(Message):
+    """End a pause."""
+
     sn: int
+    leave: bool = False
+    """By leaving the training function with "STEP FINISH": processes are about to be exchanged."""
+    unlock: bool = False
+    """End a lock as well, unless the training function was left: nothing will follow it."""
 
 
 class DeviceStop(Message):

@@ -246,7 +246,9 @@ class Orders:
     def _do_Pause(self, order: messages.Pause) -> None:
         if self._refuses(order, Life.NORMAL):
             return
-        self._main.ask_pause(order.sn, order.step, leave=order.hot_switch)
+        if not self._main.ask_pause(order.sn, order.step):
+            self._reply(order.sn, Result.NEED_RETRY, f"the end of step {order.step} is past")
+            return
         if not self._main.wait_paused(order.sn, environment.action_limit()):
             self._main.end_pause(order.sn)
             self._reply(order.sn, Result.TIMEOUT, f"the training thread did not come to step {order.step}")
@@ -254,9 +256,11 @@ class Orders:
         self._reply(order.sn, self._callbacks.stream_sync())
 
     def _do_Continue(self, order: messages.Continue) -> None:
+        if order.unlock and self._rank.unlock():
+            self._steps.lift(force_stop=False)
         if self._refuses(order, Life.NORMAL):
             return
-        self._main.end_pause()
+        self._main.end_pause(leave=order.leave)
         self._reply(order.sn, Result.OK)
 
     def _do_SaveCheckpoint(self, order: messages.SaveCheckpoint) -> None:
