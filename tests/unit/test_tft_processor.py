@@ -234,6 +234,16 @@ def test_mindspore_is_let_go_without_an_error(leader: ScriptedController) -> Non
         assert finished(held) is None
 
 
+def test_mindspore_is_not_let_go_into_an_update_while_its_state_is_saved(leader: ScriptedController) -> None:
+    with tft_controllers.processor(leader, mindspore=True) as member:
+        train_to(member, 1)
+        leader.ask(messages.Prelock, step=1, limit=5)
+        held = in_thread(member.steps.start_updating)
+        member.steps.begin_dump()
+        member.steps.lift()
+        assert "checkpoint is being written" in str(finished(held))
+
+
 # --- a recovery, order by order --------------------------------------------------------------------------------------
 
 
@@ -372,12 +382,30 @@ def test_the_step_of_a_loaded_checkpoint_goes_with_the_last_reply(
 ) -> None:
     park(leader, member, step=9)
     idle(member)
-    member.rank.load_step = 4
+    member.callbacks.register("repair", lambda *_: setattr(member.rank, "load_step", 4))
     loads = RepairUnit(src=1, dst=1, kind=0, repair_type=RepairType.RT_LOAD_CKPT.value)
     assert leader.ask(messages.Repair, repair_id=1, step=9, units=[loads], rank_list=[1]).result == 0
     leader.ask(messages.Rollback, repair_id=1, step=9)
     reply = leader.ask(messages.NotifyNormal)
     assert reply.load_step == 4 and reply.status.step == 4
+
+
+def test_a_load_that_failed_leaves_no_step_behind(leader: ScriptedController, member: Processor) -> None:
+    park(leader, member, step=9)
+    idle(member)
+
+    def load(*_: Any) -> None:
+        member.rank.load_step = 4
+        raise ValueError("a shard of it is missing")
+
+    member.callbacks.register("repair", load)
+    loads = RepairUnit(src=1, dst=1, kind=0, repair_type=RepairType.RT_LOAD_CKPT.value)
+    assert leader.ask(messages.Repair, repair_id=1, step=9, units=[loads], rank_list=[1]).result == Result.ERROR
+    member.callbacks.register("repair", lambda *_: None)
+    reply = leader.ask(messages.Repair, repair_id=2, step=9, units=[UNIT], rank_list=[0, 1])
+    assert reply.result == 0 and reply.status.step == 9
+    leader.ask(messages.Rollback, repair_id=2, step=9)
+    assert leader.ask(messages.NotifyNormal).load_step == 0
 
 
 def test_orders_of_a_recovery_need_a_recovery(
@@ -565,6 +593,18 @@ def test_exit_releases_every_wait_and_ends_the_process(leader: ScriptedControlle
         assert ended.wait(PATIENCE) and callbacks.names == ["exit"]
 
 
+def test_an_exit_handler_that_is_stuck_does_not_keep_the_process(
+    leader: ScriptedController, callbacks: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "action_limit", lambda: 0.05)
+    ended, never = threading.Event(), threading.Event()
+    callbacks.register("exit", lambda ctx: never.wait())
+    with tft_controllers.processor(leader, callbacks, on_exit=ended.set):
+        leader.order(messages.Exit)
+        assert ended.wait(PATIENCE)
+    never.set()
+
+
 # --- the link --------------------------------------------------------------------------------------------------------
 
 
@@ -616,6 +656,18 @@ def test_after_the_end_of_the_controller_training_goes_on(leader: ScriptedContro
     member._keeper.join(PATIENCE)
     assert leader.registrations.empty()
     train_to(member, 1)
+
+
+def test_a_fault_after_the_end_of_the_controller_does_not_wait_for_it(leader: ScriptedController) -> None:
+    ended = threading.Event()
+    with tft_controllers.processor(leader, on_exit=ended.set) as member:
+        leader.order(messages.Destroyed)
+        leader.ask(messages.Collect)
+        leader.drop_link()
+        member._keeper.join(PATIENCE)
+        assert member.unprotected and not ended.is_set()
+        member.report(ReportState.RS_HCCL_FAILED)
+        assert ended.is_set() and member.main.wait_cleaned() == Action.EXIT
 
 
 def test_a_recovery_without_a_controller_is_given_up(

@@ -59,6 +59,10 @@ class Orders:
     def close(self) -> None:
         self._queue.put(None)
 
+    @property
+    def saving(self) -> bool:
+        return self._saving.under_way
+
     # The link's thread.
 
     def take(self, order: messages.Order) -> None:
@@ -196,6 +200,7 @@ class Orders:
             self._reply(order.sn, Result.ERROR, f"asked to send step {order.step}, this is step {self._steps.step}")
             return
         if not sends:
+            self._rank.load_step = 0  # what an attempt that failed has loaded does not count
             self._steps.begin_repair()
         if order.upgrade:
             result = self._callbacks.zit_upgrade_repair(order.step, order.units, order.rank_list, order.param)

@@ -87,6 +87,8 @@ class Processor:
         self._kick = threading.Event()
         self._ended = False
         self._abandoned = False
+        self.unprotected = False
+        """No controller is left, and none will come: a fault is the training function's own affair again."""
         self._announce_step = False
         self._orders = Orders(
             settings.rank, self.rank, self.steps, self.main, callbacks, self.send, self.beat, settings.mindspore
@@ -138,11 +140,18 @@ class Processor:
         self.steps.poke()
         self.main.report()
         self.beat()
+        if self.unprotected:
+            self._exit("there is no controller any more that could deal with the fault: giving up")
 
     def end_updating(self, step: int) -> None:
         announce, self._announce_step = self._announce_step, False
         # Before the wait in it: the first step after a recovery is what tells that it worked.
         self.steps.end_updating(step, self.beat if announce else None)
+
+    @property
+    def saving(self) -> bool:
+        """Whether the dying-gasp checkpoint is being written."""
+        return self._orders.saving
 
     @property
     def replica_groups(self) -> list[messages.ReplicaGroup]:
@@ -194,7 +203,9 @@ class Processor:
 
     def _exit(self, why: str = "the controller ends this process") -> None:
         logger.error("%s", why)
-        self.callbacks.exit()
+        handler = threading.Thread(target=self.callbacks.exit, name="tft-exit-handler", daemon=True)
+        handler.start()
+        handler.join(environment.action_limit())  # a stuck handler must not keep the process
         self.main.release_exit()
         self._on_exit()
 
@@ -347,6 +358,7 @@ class Processor:
         """No controller is left. Training goes on without protection; a recovery can't."""
         if self._ended:
             return
+        self.unprotected = True
         if self.rank.life == Life.NORMAL:
             logger.warning("there is no controller any more; training goes on without protection")
             self.main.end_pause()
