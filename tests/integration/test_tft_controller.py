@@ -309,6 +309,11 @@ def test_a_frozen_controller_is_left_for_a_standby() -> None:
                 assert time.monotonic() < deadline, "nobody left the frozen controller"
                 threading.Event().wait(0.05)
             assert standby.machine.active and all(rank.running for rank in ranks)
+            frozen.set()
+            while first.machine.ended is None:
+                assert time.monotonic() < deadline, "two controllers lead"
+                threading.Event().wait(0.05)
+            assert standby.machine.ended is None
         finally:
             frozen.set()
             for rank in ranks:

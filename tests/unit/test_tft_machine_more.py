@@ -131,6 +131,7 @@ def test_a_hot_switch() -> None:
     assert all(m.leave for _, m in job.sent if isinstance(m, w.Continue))
     assert [type(m).__name__ for m in new.orders] == ["RebuildGroup", "Repair", "Rollback", "NotifyNormal"]
     assert job.units() == {1: (RepairType.RT_SEND.value, [(1, 3)]), 3: (RepairType.RT_RECV_REPAIR.value, [(1, 3)])}
+    assert job.order(0, w.Rollback).repair_type == 5, "a switch has no name"
     job.beat(0, step=7)
     assert job.results() == [(0, OK, "migration")] and job.machine.state == "NORMAL"
 

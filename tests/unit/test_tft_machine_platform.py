@@ -191,6 +191,7 @@ def test_a_lost_process_is_replaced() -> None:
         "NotifyNormal": 4,
     }
     assert job.order(0, w.RebuildGroup).fault_ranks == [3]
+    assert job.order(3, w.Repair).repair_type == job.order(3, w.Rollback).repair_type == 2
     assert job.units() == {1: (RepairType.RT_SEND.value, [(1, 3)]), 3: (RepairType.RT_RECV_REPAIR.value, [(1, 3)])}
     job.beat(1, step=6)
     assert job.calls[-1] == ("report_result", (0, OK, {}, "recover"))

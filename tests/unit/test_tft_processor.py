@@ -263,7 +263,7 @@ def test_a_healthy_rank_through_a_retry(leader: ScriptedController, member: Proc
     assert leader.ask(messages.DeviceClean, repair_type=1).result == 0
     assert finished(waiting) == Action.RETRY
     resumed = idle(member)
-    assert leader.ask(messages.Rollback, repair_id=2, step=4).result == 0
+    assert leader.ask(messages.Rollback, repair_id=2, step=4, repair_type=1).result == 0
     assert leader.ask(messages.NotifyNormal).result == 0
     assert finished(resumed) == Action.RETRY
     assert callbacks.calls == [
@@ -302,6 +302,16 @@ def test_a_rank_with_a_memory_error_receives_its_state(
     assert seen == [DataStatus.UPDATING]
     leader.ask(messages.NotifyNormal)
     assert finished(resumed) == Action.RETRY
+
+
+def test_a_process_that_joins_learns_which_recovery_it_is(leader: ScriptedController, member: Processor) -> None:
+    member.report(ReportState.RS_PREREPAIR_FINISH)
+    idle(member)
+    assert member.rank.repair_name == "unknow"
+    leader.ask(messages.Repair, repair_id=1, step=3, units=[UNIT], rank_list=[0, 1], repair_type=2)
+    assert member.rank.repair_name == "recover"
+    leader.ask(messages.Rollback, repair_id=1, step=3)
+    assert member.rank.repair_name == "unknow"
 
 
 def test_a_low_level_memory_error_is_told_by_clean(
@@ -713,6 +723,14 @@ def test_a_process_that_is_its_rank_no_more_ends(leader: ScriptedController) -> 
         leader.drop_link()
         assert ended.wait(PATIENCE)
         assert leader.hellos[0].process and leader.hellos[0].process == leader.hellos[1].process
+
+
+def test_a_controller_that_says_nothing_is_left_with_a_word(leader: ScriptedController) -> None:
+    leader.greeting = messages.Welcome(heartbeat=0.02, patience=0.1)
+    with tft_controllers.processor(leader):
+        leader.registrations.get(timeout=PATIENCE)
+        leader.next(messages.Leaving)
+        leader.registrations.get(timeout=PATIENCE)
 
 
 def test_heartbeats_come_by_themselves(leader: ScriptedController) -> None:

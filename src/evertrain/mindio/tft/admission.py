@@ -176,6 +176,7 @@ def _link(machine: Machine, link: int, member: Member, greeting: Hello) -> None:
     member.link, member.ip, member.process = link, greeting.ip, greeting.process
     machine.links[link] = member
     machine.roster.grace.pop(member.rank, None)
+    machine.departed.discard(member.rank)
     machine.roster.hear(member, machine.now)
 
 

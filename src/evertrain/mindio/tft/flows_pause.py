@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from evertrain.mindio.tft import flows_common as do
 from evertrain.mindio.tft.flows_common import Failed, NewFault
 from evertrain.mindio.tft.messages import AnyMessage, Continue, Pause, RebuildGroup
-from evertrain.mindio.tft.numbers import ReportCode, Result, TrainState
+from evertrain.mindio.tft.numbers import ControllerRepairType, ReportCode, Result, TrainState
 from evertrain.mindio.tft.requests import Act, Flow, Outcome, Over, Signal, Wait
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _finished(m: Machine, rank: int) -> bool:
 
 
 def _migrate(m: Machine) -> Flow:
-    m.state = "MIGRATION"
+    m.state, m.repair_type = "MIGRATION", ControllerRepairType.NONE
     roster, switched = m.roster, sorted(m.hot)
     for rank in switched:
         old, new = roster.members[rank], m.shadows[rank]

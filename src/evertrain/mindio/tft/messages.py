@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
+from evertrain.mindio.tft.numbers import ControllerRepairType
+
 VERSION = 1
 
 
@@ -120,6 +122,11 @@ class StandbyUp(Message):
     port: int
 
 
+class Leaving(Message):
+    """The controller has said nothing for too long; this processor looks for another one. A controller that comes to
+    life again learns from it that others have not died, and may be led by a standby."""
+
+
 class Bye(Message):
     """The training function returned; this processor leaves and is not missed."""
 
@@ -219,6 +226,8 @@ class Repair(Message):
     """All ranks that take part in this repair."""
     upgrade: bool = False
     param: str = ""
+    repair_type: int = ControllerRepairType.NONE
+    """As in `DeviceStop`, which a process that joins later has not seen."""
 
 
 class Rollback(Message):
@@ -227,6 +236,7 @@ class Rollback(Message):
     step: int
     upgrade: bool = False
     param: str = ""
+    repair_type: int = ControllerRepairType.NONE
 
 
 class DowngradeRebuild(Message):
@@ -278,7 +288,7 @@ class Destroyed(Message):
 
 AnyMessage = (
     Hello | Welcome | Refused
-    | Register | InitReport | DpReport | Heartbeat | Reply | StandbyUp | Bye
+    | Register | InitReport | DpReport | Heartbeat | Reply | StandbyUp | Leaving | Bye
     | Registered | Standbys | Collect | Prelock | Pause | Continue | DeviceStop | DeviceClean
     | RebuildGroup | Repair | Rollback | DowngradeRebuild | NotifyNormal | SaveCheckpoint | Rename | Exit | Destroyed
     | Alive

@@ -194,7 +194,7 @@ class Orders:
         if self._refuses(order, Life.PAUSE) or not self._idle(order.sn):
             return
         self._rank.learn_repair_id(order.repair_id)
-        self._rank.repair_step = order.step
+        self._rank.repair_step, self._rank.repair_type = order.step, ControllerRepairType(order.repair_type)
         sends = any(unit.repair_type == RepairType.RT_SEND.value for unit in order.units)
         if sends and not self._steps.matches(order.step):
             self._reply(order.sn, Result.ERROR, f"asked to send step {order.step}, this is step {self._steps.step}")
@@ -221,7 +221,7 @@ class Orders:
         if self._refuses(order, Life.PAUSE):
             return
         self._rank.learn_repair_id(order.repair_id)
-        self._rank.repair_step = order.step
+        self._rank.repair_step, self._rank.repair_type = order.step, ControllerRepairType(order.repair_type)
         self._steps.roll_back(order.step)
         if order.upgrade:
             result = self._callbacks.zit_upgrade_rollback(order.step, order.param)

@@ -29,6 +29,8 @@ CONNECT = 2.0
 """Seconds for one attempt; a host that is down gives no answer at all."""
 REGISTER = 30.0
 FAREWELL = 2.0
+LEAVE = 0.5
+"""Seconds in which the kernel of a frozen controller's host has to take the last word to it."""
 _ANSWERS = messages.Order.__args__
 
 
@@ -333,7 +335,8 @@ class Processor:
             if suspicious > 2:
                 logger.error("the controller has said nothing for %.0f s", now - current.heard_at)
                 self._link = None
-                current.close()
+                current.send(messages.Leaving())
+                current.close(flush=LEAVE)
                 continue
             left = current.sent_at + heartbeat - now
             if left <= 0:
