@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import tft_controllers
-from evertrain.mindio.tft import api_framework, decorator, environment, faults, messages, runtime, update_time
+from evertrain.mindio.tft import api_framework, decorator, environment, faults, hosting, messages, runtime, update_time
 from evertrain.mindio.tft.decorator import tft_exception_handler
 from evertrain.mindio.tft.numbers import RepairType, ReportState, Result, TrainState
 from evertrain.mindio.tft.processor import Settings
@@ -108,6 +109,20 @@ def test_a_normal_return_ends_the_processor(leader: ScriptedController) -> None:
         pass
     leader.next(messages.Bye)
     assert runtime.runtime.processor is None
+
+
+@pytest.mark.parametrize(("rank", "platform"), [(0, False), (0, True), (1, False)])
+def test_the_controller_ends_with_the_function_of_rank_0_unless_a_platform_leads_it(
+    leader: ScriptedController, monkeypatch: pytest.MonkeyPatch, rank: int, platform: bool
+) -> None:
+    processor = runtime.runtime.processor
+    processor.settings = dataclasses.replace(processor.settings, rank=rank)
+    if platform:
+        monkeypatch.setenv("MINDX_TASK_ID", "a-job")
+    ended: list[int] = []
+    monkeypatch.setattr(hosting, "destroy_controller", lambda: ended.append(rank))
+    Call(lambda: None).end()
+    assert ended == ([0] if rank == 0 and not platform else [])
 
 
 def test_after_a_memory_error_it_is_called_again_with_what_the_callbacks_put_into_the_list(

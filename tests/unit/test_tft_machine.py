@@ -286,6 +286,8 @@ def test_a_checkpoint_from_local_copies(local_copy: bool) -> None:
         job.beat(rank, data_status=DataStatus.UPDATING, backup_step=5)
     job.kill(2)
     assert job.ranks(w.SaveCheckpoint) == ([0, 1] if local_copy else [])
+    said = "a checkpoint of step 5 is saved" if local_copy else "no checkpoint could be saved: no whole copy"
+    assert (job.machine.ended or "").startswith(said)
 
 
 # --- a controller that stood still -----------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def _judge(error: RuntimeError, processor: Processor) -> Fault:
 def _report_unknown(error: Exception, processor: Processor) -> None:
     """The others may still need this process, for the controller in it if nothing else. Then it ends by its error.
 
-    A checkpoint may take longer than any other action: this process's own, or those that the controller in it waits for.
+    A checkpoint may take longer than any other action: its own, or those that the controller in it waits for.
     """
     print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)
     processor.report(ReportState.RS_UNKNOWN)

@@ -281,14 +281,16 @@ def go_on(m: Machine, strategy: str, ranks: Iterable[int]) -> Flow:
 
 
 def dump(m: Machine) -> Flow:
-    """Save one copy of everything and tell the platform how it went."""
+    """Save one copy of everything and tell the platform how it went. Returns it in words."""
     m.state = "DUMP"
     try:
         yield from _save(m)
     except Failed as error:
         log.error("no checkpoint could be written: %s", error)
-        return (yield from result(m, ReportCode.EXIT_ONLY, DUMP_FAILED, "dump"))
+        yield from result(m, ReportCode.EXIT_ONLY, DUMP_FAILED, "dump")
+        return f"no checkpoint could be saved: {error}"
     yield from tell(m, "report_result", int(ReportCode.SUCCESS), DUMP_OK, {}, "dump")
+    return f"a checkpoint of step {m.repair_step} is saved"
 
 
 def _save(m: Machine) -> Flow:

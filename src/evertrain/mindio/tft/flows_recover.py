@@ -52,9 +52,9 @@ def _attempt(m: Machine, dump_wanted: bool) -> Flow:
         return
     locked = yield from do.prelock(m)
     if dump_wanted:
-        if locked or m.settings.platform:
-            yield from do.dump(m)
-        raise Over("the checkpoint that was asked for is written, or can't be")
+        if not locked and not m.settings.platform:
+            raise Over("the ranks could not be held at one step: the checkpoint that was asked for can't be saved")
+        raise Over((yield from do.dump(m)))
     word = (yield from _negotiate(m, locked)) if m.settings.platform else _decide(m, locked)
     try:
         yield from _carry_out(m, word)
@@ -197,8 +197,7 @@ def _carry_out(m: Machine, word: Signal | None) -> Flow:
         case Signal("strategy", text="downgrade", param=param):
             flow = flows_elastic.shrink(m, param)
         case Signal("strategy", text="dump"):
-            yield from do.dump(m)
-            raise Over("the checkpoint is saved")
+            raise Over((yield from do.dump(m)))
         case Signal("strategy", text="exit"):
             raise Over("the platform chose the exit")
         case Signal("strategy" | "invalid"):

@@ -70,9 +70,7 @@ class MainThread:
             if self._pause_mode and step >= self._pause_step:
                 self._paused_at = step
                 self._changed.notify_all()
-                self._changed.wait_for(
-                    lambda: self._pause_mode != PAUSE or step < self._pause_step or self._exit
-                )
+                self._changed.wait_for(lambda: self._pause_mode != PAUSE or step < self._pause_step or self._exit)
                 self._paused_at = None
                 if self._pause_mode == RAISE:
                     self._pause_mode = 0

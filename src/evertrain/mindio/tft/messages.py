@@ -136,7 +136,7 @@ class Bye(Message):
 
 class Registered(Message):
     result: int
-    """OK, REPAIR (this process replaces a faulty one), ERROR (not wanted now), STOP_SERVICE (another process is this rank)
+    """OK, REPAIR (this process replaces a faulty one), ERROR (not wanted now), STOP_SERVICE (another one is this rank)
     or WAIT_CHECK (rank outside the world)."""
     repair_id: int = 0
     hot_switch: bool = False
@@ -152,8 +152,6 @@ class Standbys(Message):
     sn: int
     addresses: list[tuple[int, str, int]]
     """(rank that hosts it, ip, port)."""
-    arf: bool = False
-    zit: bool = False
     epoch: int = 0
     """Of the controller that sends this. The standby at place i (from 0) of the list is given epoch + i + 1: its serial
     numbers and repair ids begin above all that went before."""
