@@ -60,7 +60,7 @@ def take_over(m: Machine) -> Flow:
             members[rank] = Member(rank=rank)
             m.roster.lose(members[rank])
     _adopt_groups(m)
-    # A pause that the old controller had asked for ends here, and a lock if no recovery follows: nobody else would end it.
+    # A pause that the old controller asked for ends here, and a lock if no recovery follows: nobody else would end it.
     quiet = not m.roster.news and not any(member.status.parked for member in members.values())
     running = [rank for rank in m.roster.healthy if not members[rank].status.parked]
     yield Act(running, lambda sn, _: Continue(sn=sn, unlock=quiet), m.settings.collect_limit, blame=False)
