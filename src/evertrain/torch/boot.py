@@ -4,8 +4,8 @@
 
 What has to be arranged before the script: the process must not outlive its agent, its stack must be readable from
 outside at any time, the descriptors it inherited must not leak into processes that the script starts, and torch's
-slowest import must be put off (`lazy_dynamo`). Beside that, memory is kept that the next step will use again. All of it takes a few milliseconds and imports neither torch nor
-anything else that the script may want to import first.
+slowest import must be put off (`lazy_dynamo`). Beside that, memory is kept that the next step will use again. All of it
+takes a few milliseconds and imports neither torch nor anything else that the script may want to import first.
 
 The script then gets a `__main__` module of its own instead of being run by `runpy`: `runpy.run_path` puts the old
 `__main__` back when the script's last line is done, while exit handlers, threads and unpickling may still need the new
