@@ -120,7 +120,7 @@ def train(generation):
             if isinstance(message, p.Stop | p.Exit):
                 held.append(message)
                 return False
-            if isinstance(message, p.Continue):
+            if isinstance(message, p.Continue) and pause["number"] <= message.number:
                 pause["number"] = 0
     return True
 

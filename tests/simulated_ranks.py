@@ -55,6 +55,7 @@ class Rank:
     members: tuple[int, ...] = ()
     pause: int = 0
     """Number of the pause that this rank has heard of; 0 for none."""
+    newest_pause: int = 0
     pause_at: int = 0
     pause_agreed: bool = False
     taken: int = -1
@@ -170,15 +171,17 @@ class Rank:
                 if self.step >= self.steps:
                     self.finish()
             case p.Pause():
-                self.pause, self.pause_at, self.pause_agreed = message.number, self.step + 1, False
+                self.pause = self.newest_pause = message.number
+                self.pause_at, self.pause_agreed = self.step + 1, False
                 self.say(p.At(number=message.number, step=self.step))
             case p.PauseAt() if message.number == self.pause:
                 self.pause_at, self.pause_agreed = message.step, True
                 if self.place == "held":
                     self.after_step()
-            case p.Continue() if self.place == "paused":
+            case p.Continue() if self.pause <= message.number:
                 self.pause = 0
-                self.after_step()
+                if self.place in ("held", "paused"):
+                    self.after_step()
             case _:
                 pass
 

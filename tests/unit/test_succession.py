@@ -19,16 +19,17 @@ def hello(rank: Rank) -> p.Hello:
     if rank.place == "out":
         out = p.Out(step=rank.step, clean=rank.clean, attempt=rank.taken, fresh=rank.fresh, fingerprint="same")
     return p.Hello(
-        version=p.VERSION, token="", role="rank", rank=rank.rank, incarnation=rank.incarnation, place=rank.place,
+        version=p.VERSION, token="", role="rank", rank=rank.rank, incarnation=rank.incarnation,
+        place="inside" if rank.place in ("held", "paused") else rank.place, pause=rank.newest_pause,
         generation=rank.generation if not rank.fresh else 0, attempt=rank.taken, step=rank.step, out=out,
     )  # fmt: skip
 
 
-def succeed(job: Cluster, *, without: tuple[int, ...] = ()) -> None:
+def succeed(job: Cluster, *, without: tuple[int, ...] = (), memo: p.Memo | None = None) -> None:
     """The controller is gone; all but the ranks `without` link to the next one. What they have said to the old one and
-    it had not heard is lost, what it had sent them they still take."""
+    it had not heard is lost, what it had sent them they still take. An older `memo` is one that did not arrive."""
     old = job.machine
-    memo = old.memo(0)
+    memo = memo or old.memo(0)
     linked = {rank: each for rank, each in job.ranks.items() if each.alive and each.place != "boot"}
     for rank in job.ranks.values():
         rank.outbox.clear()
@@ -121,6 +122,30 @@ def test_a_rank_that_never_comes_is_replaced() -> None:
     assert job.ranks[2].incarnation == 1
 
 
+def test_a_pause_outlives_its_controller() -> None:
+    job = Cluster(3, steps=40).started()
+    job.command("pause", timeout=100.0)
+    job.quiesce()
+    assert {(rank.place, rank.step) for rank in job.ranks.values()} == {("paused", 3)}
+    succeed(job)
+    job.quiesce()
+    assert {(rank.place, rank.step) for rank in job.ranks.values()} == {("paused", 4)}, "as after a fault: one more step"
+    assert not job.said(p.Stop) and job.machine.deadline == job.now + 100.0
+    job.command("continue")
+    assert job.answers[-1].ok
+    ends_well(job)
+    assert not job.incidents
+
+
+def test_a_pause_of_which_only_the_ranks_have_heard_holds_nobody() -> None:
+    job = Cluster(3, steps=40).started()
+    memo = job.machine.memo(0)
+    job.command("pause", timeout=100.0)
+    job.quiesce()
+    succeed(job, memo=memo)
+    ends_well(job)
+
+
 @pytest.mark.parametrize("finished", [1, 2, 3])
 def test_at_the_end_of_the_training(finished: int) -> None:
     job = Cluster(3, steps=3).started()
@@ -141,14 +166,19 @@ def test_before_anybody_trains() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 60), st.integers(0, 60))
-def test_at_any_moment(choices: list[int], first: int, second: int) -> None:
-    """Anything happens in any order, a rank dies, and the controller is replaced twice."""
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 60), st.integers(0, 60), st.booleans())
+def test_at_any_moment(choices: list[int], first: int, second: int, lags: bool) -> None:
+    """Anything happens in any order, a rank dies, somebody wants a pause, and the controller is replaced twice."""
     job = Cluster(3, max_restarts=2)
     job.hello()
+    memo = job.machine.memo(0)
     for number, choice in enumerate(choices):
         if number in (first, second) and job.machine.ended is None:
-            succeed(job)
+            succeed(job, memo=memo if lags else None)
+        if lags:
+            memo = job.machine.memo(0)
+        if choice == 8 and job.machine.ended is None:
+            job.command("pause", timeout=5.0)
         rank = job.ranks[choice % 3]
         if choice == 9 and not rank.fresh:
             job.end_process(rank, -9)

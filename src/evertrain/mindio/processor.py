@@ -87,6 +87,7 @@ class Processor:
         self._socket: socket.socket | TlsSocket | None = None
         self._place, self._generation, self._step = "starting", 0, -1
         self._out: protocol.Out | None = None
+        self._newest_pause = 0
         self._welcomed = False
         self.epoch = 0
         """Number of the newest controller; an older one has no say any more."""
@@ -168,6 +169,7 @@ class Processor:
             step=self._step,
             attempt=self.newest_stop,
             out=self._out,
+            pause=self._newest_pause,
             epoch=self.epoch,
         )
 
@@ -327,6 +329,7 @@ class Processor:
             if self._board is not None:
                 self._board.pong(message.number)
         elif isinstance(message, protocol.Pause):
+            self._newest_pause = max(self._newest_pause, message.number)
             self.on_pause(message)
         elif isinstance(message, protocol.Controllers):
             self._addresses = list(dict.fromkeys(map(protocol.address, message.addresses))) or self._addresses

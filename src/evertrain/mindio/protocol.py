@@ -77,6 +77,8 @@ class Hello(Message):
     step: int = -1
     out: Out | None = None
     """What a rank that is out last said."""
+    pause: int = 0
+    """Of the newest `Pause` that this rank has heard."""
 
 
 class Welcome(Message):
@@ -482,6 +484,8 @@ class Memo(Message):
     aside: list[int] = []
     can_share: bool | None = None
     pauses: int = 0
+    hold: tuple[float, bool] | None = None
+    """Of the pause that somebody wants: its seconds, and whether the job ends after them."""
     parts: list[str] = []
     master: str = ""
 

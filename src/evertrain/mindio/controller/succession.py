@@ -4,7 +4,7 @@ A new controller knows what its predecessor told it while that lived (a `Memo` o
 agents say when they link to it: which processes live, and where each one is. If every rank trains in the same
 generation, nothing has to be done at all: training needs no controller. Otherwise everybody is told to stop, and the
 job goes through the usual path, whatever the old controller was in the middle of: every `Stop` is answered by an `Out`.
-All numbers (generation, attempt, incident, incarnation) continue above those that anybody has heard of.
+All numbers (generation, attempt, pause, incident, incarnation) continue above those that anybody has heard of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evertrain.mindio.controller.incident import Incident
 from evertrain.mindio.controller.nodes import Nodes
 from evertrain.mindio.controller.policy import PROCESS_LOST, RECOVER_IN_PLACE, RETRY, Decision
 from evertrain.mindio.controller.roster import Member, Place
-from evertrain.mindio.controller.states import CONSEQUENCES, Action, Gathering, Idle, Running
+from evertrain.mindio.controller.states import CONSEQUENCES, Action, Gathering, Hold, Idle, Running
 from evertrain.mindio.protocol import Continue, Fault, Hello, Memo, Stop
 
 MAX_FAULTS = 16
@@ -25,6 +25,9 @@ MAX_FAULTS = 16
 
 _LATE = 5.0
 """Seconds that a rank may take to find the new controller after most others have."""
+
+_NOBODY = (0, 0)
+"""Whoever asked for a pause asked another controller, and its link is gone."""
 
 _PLACES = {
     "inside": Place.INSIDE,
@@ -56,6 +59,7 @@ class Succession(Nodes):
             aside=sorted(self._aside),
             can_share=self._can_share,
             pauses=self._pauses,
+            hold=(self._hold.seconds, self._hold.exit_after) if self._hold else None,
             parts=sorted(self._parts),
             master=self._master,
         )
@@ -103,7 +107,9 @@ class Succession(Nodes):
         self._protected = memo.protected or bool(hellos)
         self._trained = memo.trained or any(_has_trained(hello) for hello in hellos)
         self._begun_anew, self._completed = not self._trained, self._trained
-        self._can_share, self._pauses = memo.can_share, memo.pauses
+        self._can_share = memo.can_share
+        self._pauses = max([memo.pauses, *(hello.pause for hello in hellos)])
+        self._hold = Hold(*memo.hold, asker=_NOBODY) if memo.hold else None
         self._parts = set(memo.parts)
         self._aside = set(memo.aside)
         self._master = memo.master
@@ -155,7 +161,7 @@ class Succession(Nodes):
             self._close_incident("recovered")
         go_on = Continue(number=self._pauses)
         for member in self._members():
-            self._send(member, go_on)  # whoever asked for a pause asked another controller
+            self._send(member, go_on)  # nobody here knows who has got how far; what is still wanted is asked for anew
         self._pursue()
 
     def _stop_the_rest(self, memo: Memo, ranks: Mapping[int, Hello], *, explained: bool) -> None:
