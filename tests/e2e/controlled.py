@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import launching
 from tests.e2e import harness
 
 
@@ -26,9 +27,7 @@ class Job:
             )  # fmt: skip
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
-        lines = self.events_file.read_text().splitlines(keepends=True) if self.events_file.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event for event in events if not name or event["event"] == name]
+        return launching.read_events(self.events_file, name)
 
     def wait(self, what: str, ready: Callable[[], Any], seconds: float = 60.0) -> Any:
         deadline = time.monotonic() + seconds

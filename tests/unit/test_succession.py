@@ -129,7 +129,7 @@ def test_a_pause_outlives_its_controller() -> None:
     assert {(rank.place, rank.step) for rank in job.ranks.values()} == {("paused", 3)}
     succeed(job)
     job.quiesce()
-    assert {(rank.place, rank.step) for rank in job.ranks.values()} == {("paused", 4)}, "as after a fault: one more step"
+    assert {(rank.place, rank.step) for rank in job.ranks.values()} == {("paused", 4)}, "one more step"
     assert not job.said(p.Stop) and job.machine.deadline == job.now + 100.0
     job.command("continue")
     assert job.answers[-1].ok

@@ -22,6 +22,7 @@ from evertrain.launch.link import LinkError
 from evertrain.launch.output import Outputs
 from evertrain.launch.supervisor import INTERNAL_ERROR, Supervisor
 from evertrain.mindio import control, tls
+from evertrain.mindio.control import Door
 from evertrain.mindio.tls_dates import DateWatch
 
 
@@ -59,7 +60,11 @@ async def launch(config: LaunchConfig) -> int:
         """A controller is in charge here: let people talk to it."""
         nonlocal door
         if config.events:
-            door = control.write_door(config.events, address, token)
+            try:
+                door = control.write_door(config.events, Door(control.parse_address(address), token, config.tls))
+            except OSError as error:
+                where = config.events + control.SUFFIX
+                outputs.say(f"warning: `evertrain ctl` can't find this job: {where}: {error.strerror}")
             events.tell("control", address=address)
 
     try:
