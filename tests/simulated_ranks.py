@@ -351,6 +351,15 @@ class Cluster:
                     break
         assert self.end is not None, f"the job neither ends nor goes on: {self.machine.state}"
 
+    def settle_for(self, seconds: float) -> None:
+        """Time passes, and nobody completes a step."""
+        end = self.now + seconds
+        self.quiesce(train=False)
+        while (deadline := self.machine.deadline) is not None and deadline <= end:
+            self.tick()
+            self.quiesce(train=False)
+        self.now = end
+
     def _one_thing(self, train: bool) -> bool:
         if self.agent_says:
             self.from_agent()

@@ -101,6 +101,21 @@ def test_killed_in_the_middle_of_an_incident(trainer: Path, tmp_path: Path) -> N
     assert incident["id"] == "i-0001" and incident["restarted"] == [1] and incident["steps_lost"] == 0, incident
 
 
+def test_a_rank_hangs_while_the_controller_is_lost(trainer: Path, tmp_path: Path) -> None:
+    """It lives and does not come to the new controller; the others do not wait for it for ever."""
+    events, began = tmp_path / "events.jsonl", time.monotonic()
+    launcher = pair(trainer, events, 40)
+    wait_for(lambda: trains(events), "the beginning of the training")
+    rank = next(event["pid"] for event in read_events(events, "started") if event["rank"] == 1)
+    victim = in_charge(launcher.pid, events)
+    victim.suspend()  # so that it can't do anything about the rank
+    psutil.Process(rank).suspend()
+    victim.kill()
+    result = finish(launcher, began, events)
+    ended_well(result, 40)
+    assert [incident["restarted"] for incident in result.incidents] == [[1]], result
+
+
 def order(events: Path, *words: str) -> str:
     command = [sys.executable, "-m", "evertrain.cli.main", "ctl", f"--events={events}", "--wait=20", *words]
     result = subprocess.run(command, capture_output=True, text=True, env=environment())

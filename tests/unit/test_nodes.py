@@ -168,3 +168,22 @@ def test_a_minority_waits_instead_of_going_on_alone() -> None:
     lose_node(job, 2, links_first=False)
     job.quiesce(train=False)
     assert isinstance(job.machine.state, Gathering), "the other two may be alive with a controller of their own"
+
+
+def test_a_prepared_process_is_lost_with_its_node() -> None:
+    """No matter whether its link is known to be broken: a node without power breaks none."""
+    job = running(steps=20)
+    job.command("hot-switch", rank=2)
+    job.boot(job.shadows[2])
+    job.from_rank(job.shadows[2])
+    for rank in (2, 3):
+        job.ranks[rank].place = "dead"
+    job.shadows[2].place = "dead"
+    job.feed(AgentLost(node=1))
+    assert [answer.ok for answer in job.answers] == [False] and "node 1 is lost" in job.answers[0].text
+    job.quiesce()
+    assert isinstance(job.machine.state, Gathering), "it waits for the node"
+    job.feed(agent(1))
+    job.settle()
+    assert job.end is not None and job.end.code == 0
+    assert not any(incident["steps_lost"] for incident in job.incidents)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evertrain.mindio import protocol as p
 from evertrain.mindio.controller.machine import Machine
-from evertrain.mindio.controller.states import FromRank, Gathering, Running
+from evertrain.mindio.controller.states import AgentLost, FromAgent, FromRank, Gathering, Running
 from evertrain.mindio.timing import Timing
 from simulated_ranks import Cluster, Rank
 
@@ -25,19 +25,29 @@ def hello(rank: Rank) -> p.Hello:
     )  # fmt: skip
 
 
-def succeed(job: Cluster, *, without: tuple[int, ...] = (), memo: p.Memo | None = None) -> None:
+def succeed(
+    job: Cluster,
+    *,
+    without: tuple[int, ...] = (),
+    memo: p.Memo | None = None,
+    gone: frozenset[int] = frozenset(),
+    clock: float = 0.0,
+) -> None:
     """The controller is gone; all but the ranks `without` link to the next one. What they have said to the old one and
-    it had not heard is lost, what it had sent them they still take. An older `memo` is one that did not arrive."""
+    it had not heard is lost, what it had sent them they still take. An older `memo` is one that did not arrive; of the
+    nodes `gone` nothing is left. The next host's clock differs by `clock`."""
     old = job.machine
     memo = memo or old.memo(0)
     linked = {rank: each for rank, each in job.ranks.items() if each.alive and each.place != "boot"}
     for rank in job.ranks.values():
         rank.outbox.clear()
     job.machine = Machine(
-        job.world_size, Timing.derive(1.0), nnodes=old.nnodes, max_restarts=old.max_restarts, can_dump=old.can_dump
-    )
+        job.world_size, Timing.derive(1.0), nnodes=old.nnodes, max_restarts=old.max_restarts, can_dump=old.can_dump,
+        node_loss=old.node_loss, wall_offset=old.wall_offset - clock,
+    )  # fmt: skip
+    job.now += clock
     agents = {}
-    for node in range(old.nnodes):
+    for node in set(range(old.nnodes)) - gone:
         mine = [job.ranks[rank] for rank in old.ranks_of(node)]
         agents[node] = p.Hello(
             version=p.VERSION, token="", role="agent", world_size=job.world_size, node=node,
@@ -120,6 +130,72 @@ def test_a_rank_that_never_comes_is_replaced() -> None:
     succeed(job, without=(2,))
     ends_well(job)
     assert job.ranks[2].incarnation == 1
+
+
+def test_an_incident_has_the_same_length_on_another_host() -> None:
+    job = Cluster(3, wall_offset=5e8).started()
+    job.end_process(job.ranks[1], -9)
+    job.agent_says.clear()
+    fault = p.Fault(kind="exit", rank=1, incarnation=0, exit_code=-9, at=job.now - 0.5)
+    job.feed(FromAgent(p.Observed(fault=fault)))
+    succeed(job, clock=9000.0)
+    ends_well(job)
+    (incident,) = job.incidents
+    assert 500.0 <= incident["total_ms"] < 60_000.0, incident
+
+
+def smaller() -> Cluster:
+    """Three nodes with one rank each; node 2 is lost and the others go on."""
+    job = Cluster(3, nnodes=3, node_loss="shrink", steps=40)
+    for node in range(3):
+        job.feed(agent(node))
+    job.quiesce(train=False)
+    job.train(2)
+    job.quiesce(train=False)
+    job.ranks[2].place = "dead"
+    job.feed(AgentLost(node=2))
+    job.quiesce(train=False)
+    job.train(1)
+    job.quiesce(train=False)
+    assert job.machine._active == [0, 1] and len(job.incidents) == 1
+    return job
+
+
+def agent(node: int) -> FromAgent:
+    return FromAgent(p.Hello(version=p.VERSION, token="", role="agent", world_size=3, node=node), node)
+
+
+def test_those_who_go_on_without_a_node_are_not_interrupted() -> None:
+    job = smaller()
+    stops = len(job.said(p.Stop))
+    succeed(job, gone=frozenset({2}))
+    assert isinstance(job.machine.state, Running)
+    job.feed(AgentLost("its agent did not come to the new controller", 2))
+    job.settle_for(60.0)
+    assert len(job.said(p.Stop)) == stops and len(job.incidents) == 1
+    job.feed(agent(2))
+    ends_well(job)
+    assert job.ranks[2].incarnation > 0
+
+
+def test_a_node_that_is_lost_with_the_controller_is_lost_once() -> None:
+    job = Cluster(3, nnodes=3, node_loss="shrink", steps=40)
+    for node in range(3):
+        job.feed(agent(node))
+    job.quiesce(train=False)
+    job.train(2)
+    job.quiesce(train=False)
+    job.ranks[0].place = "dead"
+    succeed(job, gone=frozenset({0}))
+    job.quiesce(train=False)
+    job.train(2)
+    job.quiesce(train=False)
+    assert isinstance(job.machine.state, Running) and len(job.incidents) == 1
+    job.feed(AgentLost("its agent did not come to the new controller", 0))
+    assert isinstance(job.machine.state, Running), "interrupted once more for the same loss"
+    job.feed(agent(0))
+    ends_well(job)
+    assert [incident["faults"][0]["kind"] for incident in job.incidents] == ["agent", "rejoin"]
 
 
 def test_a_pause_outlives_its_controller() -> None:

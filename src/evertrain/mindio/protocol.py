@@ -474,7 +474,8 @@ class Memo(Message):
     incidents: int = 0
     """How many there were; the open one included."""
     open_faults: list[Fault] = []
-    """Of the open incident, the first few; empty if there is none."""
+    """Of the open incident, the first few; empty if there is none. Times are those of the wall clock here: another
+    host's CLOCK_MONOTONIC means nothing to the successor."""
     step: int = 0
     furthest: int = 0
     protected: bool = False

@@ -102,8 +102,12 @@ class Nodes(Planned):
             return self._end(70, reason)
         if isinstance(self.state, Idle):
             return
+        if self._is_awaited(node):
+            return  # known already: a new controller misses agents that its predecessor had lost
         self._tell("node", node=node, present=False, detail=reason)
-        members = [member for member in self._of_node(node) if member.rank not in self._left]
+        if self._shadow is not None and self.node_of(self._shadow.member.rank) == node:
+            self._end_shadow(f"node {node} is lost")
+        members = self._staying(node)
         if not members:
             return
         for member in members:
@@ -132,6 +136,15 @@ class Nodes(Planned):
         for member in members:
             self._spawn(member)
         self._recover()
+
+    def _staying(self, node: int) -> list[Member]:
+        """Those of the node's ranks that have not left in order."""
+        return [member for member in self._of_node(node) if member.rank not in self._left]
+
+    def _is_awaited(self, node: int) -> bool:
+        """The node is lost, and its ranks are started when it is back."""
+        members = self._staying(node)
+        return bool(members) and all(each.awaits_node and each.place is Place.STARTING for each in members)
 
     def _remaining(self, node: int) -> int:
         """How many ranks can go on without this node; 0 if they have to wait for it."""

@@ -50,7 +50,7 @@ class Succession(Nodes):
             attempt=self._attempt,
             restarts=self.restarts,
             incidents=self._incidents,
-            open_faults=[fault for fault, _ in incident.faults[:MAX_FAULTS]] if incident else [],
+            open_faults=shifted([f for f, _ in incident.faults[:MAX_FAULTS]], self.wall_offset) if incident else [],
             step=self._step,
             furthest=self._furthest,
             protected=self._protected,
@@ -75,6 +75,7 @@ class Succession(Nodes):
     ) -> list[Action]:
         """Begin where the predecessor ended. `agents` (by node) and `ranks` have said where they are."""
         self._actions, self._now = [], now
+        memo = msgspec.structs.replace(memo, open_faults=shifted(memo.open_faults, -self.wall_offset))
         self._continue(memo, agents, ranks)
         for member in self._roster:
             agent = agents.get(self.node_of(member.rank))
@@ -83,7 +84,8 @@ class Succession(Nodes):
         if all(member.rank in self._left for member in self._roster):
             self._end(0, "all ranks are done")
             return self._actions
-        gone = [node for node in range(self.nnodes) if node not in agents and not self._has_ranks(node, ranks)]
+        missed = [node for node in range(self.nnodes) if node not in agents and not self._has_ranks(node, ranks)]
+        gone = [node for node in missed if not self._is_awaited(node)]
         if self._all_at_work(ranks):
             self._go_on(memo)
         else:
@@ -136,6 +138,10 @@ class Succession(Nodes):
             self._roster.move(member, place, started if place is Place.STARTING else None)
         elif agent is not None and lives is not None and rank in agent.booting:
             self._roster.move(member, Place.STARTING, started)
+        elif agent is None and rank in self._aside and self.nnodes > 1:
+            # The others had gone on without its node; it is started when the node is back.
+            self._roster.move(member, Place.STARTING)
+            member.awaits_node = True
         else:
             # It lives without a link, or it has ended; its agent says so in a moment, or it is given up.
             member.link_lost = True
@@ -205,7 +211,7 @@ class Succession(Nodes):
         """A rank that was linked to the predecessor comes when the rest has been told to stop."""
         missing = member.place is Place.STARTING or (member.place is Place.STOPPING and member.link_lost)
         if missing and hello.place not in ("", "starting"):
-            member.link_lost = False
+            member.link_lost = member.awaits_node = False
             member.attempt = self._attempt
             member.out = hello.out
             self._roster.move(member, Place.STOPPING, self._now + self.timing.stop)
@@ -214,3 +220,8 @@ class Succession(Nodes):
 
 def _has_trained(hello: Hello) -> bool:
     return hello.place in ("inside", "finished", "leaving") or (hello.out is not None and not hello.out.fresh)
+
+
+def shifted(faults: list[Fault], seconds: float) -> list[Fault]:
+    """The same at other times, where a time is known."""
+    return [msgspec.structs.replace(fault, at=fault.at + seconds) if fault.at > 0 else fault for fault in faults]
