@@ -31,6 +31,7 @@ from evertrain.mindio.controller.machine import (
 from evertrain.mindio.timing import Timing
 
 LOST_STATE = "lost"
+STATE_BYTES = 1000
 
 
 @dataclass
@@ -91,7 +92,7 @@ class Rank:
         self.say(
             p.Out(
                 step=self.step, clean=self.clean, attempt=self.taken, fresh=self.fresh, fault=fault,
-                fingerprint="same", state_bytes=1000, parts=self.parts,
+                fingerprint="same", state_bytes=STATE_BYTES, parts=self.parts,
                 also=[(self.parts[1], self.other[0])] if self.other else [],
             )
         )  # fmt: skip

@@ -105,11 +105,23 @@ def test_processes_of_a_node_whose_agent_is_gone_are_told_to_leave() -> None:
     assert sorted(rank for rank, _ in job.said(p.Exit)) == [2, 3]
 
 
-def test_a_stuck_collective_takes_the_word_of_all_nodes() -> None:
-    def stuck(rank: int, step: int, node: int) -> FromAgent:
-        fault = p.Fault(kind="hccl", rank=rank, detail="all wait")
-        return FromAgent(p.Observed(fault=fault, step=step, partial=True), node)
+def stuck(rank: int, step: int, node: int) -> FromAgent:
+    fault = p.Fault(kind="hccl", rank=rank, detail="all wait")
+    return FromAgent(p.Observed(fault=fault, step=step, partial=True), node)
 
+
+def test_nobody_waits_for_the_word_of_a_node_that_is_missing() -> None:
+    job = running(node_loss="shrink", steps=12)
+    lose_node(job, 1, links_first=False)
+    job.quiesce(train=False)
+    job.train(1)
+    job.quiesce(train=False)
+    stops = len(job.said(p.Stop))
+    job.feed(stuck(0, 3, 0))
+    assert {rank for rank, _ in job.said(p.Stop)[stops:]} == {0, 1}
+
+
+def test_a_stuck_collective_takes_the_word_of_all_nodes() -> None:
     job = running()
     job.feed(stuck(0, 2, 0))
     assert not job.said(p.Stop), "they may wait for a slow rank of the other node"

@@ -51,7 +51,6 @@ from evertrain.mindio.protocol import (
     Prepare,
     Promote,
     Release,
-    Spares,
 )
 
 PAUSE_SECONDS = 600.0
@@ -304,8 +303,9 @@ class Planned(Job):
         if member.place is not Place.OUT:
             return
         reports = self._roster.reports()
-        with_it, _ = plan.choose(reports, self._distrusted)
-        without, _ = plan.choose({r: report for r, report in reports.items() if r != member.rank}, self._distrusted)
+        others = {rank: report for rank, report in reports.items() if rank != member.rank}
+        with_it, _ = plan.choose(reports, self._distrusted, self._parts)
+        without, _ = plan.choose(others, self._distrusted, self._parts)
         if with_it is None or without is None or (without.step, without.load) != (with_it.step, with_it.load):
             return self._end_shadow(f"nobody but rank {member.rank} has its state")
         self._actions.append(Send(member.rank, member.incarnation, Exit(reason="another process has taken over")))
@@ -332,13 +332,10 @@ class Planned(Job):
 
     # Without everybody.
 
-    def _on_spares(self, spares: Spares) -> None:
-        self._spares = spares.ready
-
     def _has_replacement(self, rank: int) -> bool:
         shadow = self._shadow
         ready = shadow is not None and shadow.member.rank == rank and shadow.member.place is Place.OUT
-        return ready or self._spares > 0
+        return ready or self._has_spare(rank)
 
     def _others(self, rank: int) -> int:
         if not self.elastic or not self._can_share or not self._trained:
@@ -369,10 +366,10 @@ class Planned(Job):
 
     # The end of all plans.
 
-    def _drop_plans(self, why: str) -> None:
+    def _drop_plans(self, why: str, *, keep_pause: bool = False) -> None:
         if self._shadow is not None:
             self._end_shadow(why)
-        if self._hold is not None:
+        if self._hold is not None and not keep_pause:
             if self._hold.deadline is None:
                 self._answer(self._hold.asker, False, f"the job was not paused: {why}")
             self._hold = None

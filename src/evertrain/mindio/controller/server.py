@@ -208,10 +208,12 @@ class Link(asyncio.BufferedProtocol):
 
     def _refuse_tls(self, error: HandshakeError) -> None:
         """Say why and wait for the peer to hang up: if we did while its `Hello` is on the way, it would not hear it."""
-        log.error("the link of %s is refused: TLS: %s", self.name, error)
-        self._refused = True
         assert self._transport is not None
         self._transport.write(error.last_words)
+        if self.hello is not None:
+            return self.close(f"TLS: {error}")  # a link in use: nothing that comes on it can be read any more
+        log.error("the link of %s is refused: TLS: %s", self.name, error)
+        self._refused = True
         self._transport.write_eof()
 
     def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:
@@ -266,13 +268,7 @@ class Server:
         hello_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not token:
-            raise ValueError("the controller needs a job token")
-        if tls is None and not allow_remote and not is_loopback(host):
-            raise ValueError(
-                f"{host} can be reached from other machines and the links are not encrypted; give certificates, "
-                "or allow it explicitly (--ft-insecure) if that is what you want"
-            )
+        refuse_open_door(token, host, tls, allow_remote)
         self.machine = machine
         self.links: set[Link] = set()
         self.tls = tls
@@ -344,6 +340,9 @@ class Server:
             return "the job is over"
         if message.role == "agent":
             if message.node in self._agents:
+                if message.incarnations:
+                    # It has lost its link, and that is not known here yet.
+                    return Refused(reason=f"the old link of node {message.node}'s agent is still open", retry=True)
                 if self.machine.nnodes == 1:
                     return "the job has an agent already"
                 return f"node {message.node} has an agent already; each node needs a --node-rank of its own"
@@ -536,6 +535,16 @@ class Server:
         if (watch := self._watches.pop(node, None)) is not None:
             watch.cancel()
         return self._agents.pop(node)
+
+
+def refuse_open_door(token: str, host: str, tls: ssl.SSLContext | None, allow_remote: bool) -> None:
+    if not token:
+        raise ValueError("the controller needs a job token")
+    if tls is None and not allow_remote and not is_loopback(host):
+        raise ValueError(
+            f"{host} can be reached from other machines and the links are not encrypted; give certificates, "
+            "or allow it explicitly (--ft-insecure) if that is what you want"
+        )
 
 
 def is_loopback(host: str) -> bool:
