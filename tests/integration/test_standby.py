@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from evertrain.launch import args, controllers
 from evertrain.launch.processes import free_port
 from evertrain.mindio import control, protocol
 from evertrain.mindio.controller.host import ControllerHost
@@ -101,6 +103,39 @@ def test_killed_in_the_middle_of_an_incident(trainer: Path, tmp_path: Path) -> N
     assert incident["id"] == "i-0001" and incident["restarted"] == [1] and incident["steps_lost"] == 0, incident
 
 
+def test_no_controller_outlives_a_killed_launcher(trainer: Path, tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    launcher = pair(trainer, events, 1000)
+    wait_for(lambda: trains(events), "the beginning of the training")
+    children = psutil.Process(launcher.pid).children()
+    assert len(children) == 4, children
+    launcher.kill()
+    launcher.communicate()
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+def test_a_standby_that_can_not_be_started_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has a controller; it must not end because there is no second one."""
+
+    async def scenario() -> None:
+        said: list[str] = []
+        config = args.parse(["--ft-standby=1", "-m", "json"], {})
+        outputs: Any = SimpleNamespace(say=said.append)
+        pair = await controllers._Pair.start(config, "t" * 16, outputs)
+        try:
+            monkeypatch.setattr(controllers, "CONTROLLER_PROCESS", "no.such.module")
+            _, standby = pair._processes.values()
+            standby.kill()
+            async with asyncio.timeout(30):
+                while len(said) < 2:
+                    await asyncio.sleep(0.01)
+        finally:
+            await pair.close()
+        assert said[1] == "warning: a controller could not be started: exit code 1; the job goes on without a standby"
+
+    asyncio.run(scenario())
+
+
 def test_a_rank_hangs_while_the_controller_is_lost(trainer: Path, tmp_path: Path) -> None:
     """It lives and does not come to the new controller; the others do not wait for it for ever."""
     events, began = tmp_path / "events.jsonl", time.monotonic()
@@ -149,6 +184,7 @@ def test_a_frozen_controller_is_replaced_and_steps_down_when_it_wakes_up(trainer
     frozen = in_charge(launcher.pid, events)
     frozen.send_signal(signal.SIGSTOP)
     wait_for(lambda: count(events, "takeover"), "the take-over", 25)
+    assert json.loads(order(events, "status"))["state"] == "running"
     frozen.send_signal(signal.SIGCONT)
     wait_for(lambda: count(events, "standby") == 2, "the old one stands by")
     result = finish(launcher, began, events)
@@ -178,6 +214,7 @@ def test_node_0_is_lost_with_the_controller(trainer: Path, tmp_path: Path) -> No
     assert all(f"done {rank} 30" in results[rank // 2].out for rank in range(4)), results
     (incident,) = results[0].incidents
     assert incident["restarted"] == [0, 1] and incident["steps_lost"] == 0, incident
+    assert count(events, "launch") == 1, "the nodes share the file, and it is one run"
 
 
 def test_a_stranger_gets_no_place(trainer: Path, tmp_path: Path) -> None:
