@@ -149,9 +149,11 @@ class _Pair:
                 address = (await process.stdout.readline()).decode().strip()
         except TimeoutError:
             address = ""
-        if not address or self._closing:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
+        if address and self._closing:
+            address = ""
+            process.kill()
+        if not address:
             raise LinkError(f"a controller could not be started: exit code {await process.wait()}")
         self._processes[address] = process
         chore = asyncio.create_task(self._replace(address, process))
