@@ -112,7 +112,7 @@ def _ask(
     tls: ssl.SSLContext | None,
 ) -> protocol.Answer:
     host, port = address
-    patience = _HELLO if timeout is None else min(timeout, _HELLO)
+    patience: float | None = _HELLO if timeout is None else min(timeout, _HELLO)
     try:
         link: socket.socket | TlsSocket = socket.create_connection(address, timeout=patience)
     except OSError as error:
