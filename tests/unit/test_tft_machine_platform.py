@@ -435,6 +435,15 @@ def test_no_signal_hides_another() -> None:
     assert job.results() == [(0, OK, "continue"), (0, "do dump success", "dump")]
 
 
+def test_wishes_are_fulfilled_in_their_order() -> None:
+    job = Job(platform=PLATFORM_FAST, arf=True)
+    job.beat(3, npu_status=HIGH)
+    job.signal("hot switch", faults={2: 1})
+    job.signal("stop switch")
+    job.strategy("retry")
+    assert job.machine.state == "NORMAL" and not job.machine.signals and job.machine.hot == set()
+
+
 def test_a_dump_wished_for_during_a_conversation_is_a_choice() -> None:
     job = Job(platform=PLATFORM_FAST)
     job.beat(3, npu_status=HIGH)
