@@ -109,6 +109,7 @@ def test_no_controller_outlives_a_killed_launcher(trainer: Path, tmp_path: Path)
     wait_for(lambda: trains(events), "the beginning of the training")
     children = psutil.Process(launcher.pid).children()
     assert len(children) == 4, children
+    in_charge(launcher.pid, events).suspend()  # the others would end by themselves, as the agent is gone
     launcher.kill()
     launcher.communicate()
     assert not psutil.wait_procs(children, timeout=5)[1]
