@@ -357,3 +357,14 @@ def test_status_has_the_newest_step_and_the_processes() -> None:
     job.command("status")
     fields = job.answers[-1].fields
     assert (fields["step"], fields["pids"]["1"], fields["missing"]) == (90, 4711, [])
+
+
+def test_a_rank_that_alone_holds_a_part_of_the_state_is_not_exchanged() -> None:
+    job = Cluster(2, steps=40, shards=2).started()
+    job.command("hot-switch", rank=1)
+    (answer,) = job.answers
+    assert not answer.ok and "no other rank holds shard:1" in answer.text
+    assert not job.shadows
+    job = Cluster(4, steps=40, shards=2).started()
+    job.command("hot-switch", rank=1)
+    assert 1 in job.shadows

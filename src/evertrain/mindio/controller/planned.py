@@ -107,11 +107,19 @@ class Planned(Job):
         if rank in self._aside:
             return self._answer(asker, False, f"rank {rank} is being replaced already")
         current = self._roster[rank]
+        if alone := self._held_alone(current):
+            reason = f"no other rank holds {', '.join(alone)}: the new process of rank {rank} could not get it"
+            return self._answer(asker, False, reason)
         current.issued += 1
         member = Member(rank, incarnation=current.issued, place=Place.STARTING, ordered_at=self._now)
         self._shadow = Shadow(member, asker, self._now + self._start_time())
         self._tell("switch", rank=rank, incarnation=member.incarnation, state="preparing")
         self._actions.append(ToAgent(Prepare(rank=rank, incarnation=member.incarnation)))
+
+    def _held_alone(self, member: Member) -> list[str]:
+        """The parts of the state that would be lost with this rank's process."""
+        others = {part for other in self._members() if other is not member and other.out for part in other.out.parts}
+        return [part for part in member.out.parts if part not in others] if member.out else []
 
     def _not_training(self) -> str:
         if self._trained and isinstance(self.state, Gathering | Building | Repairing | Running):
