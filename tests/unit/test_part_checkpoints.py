@@ -112,3 +112,14 @@ def test_a_checkpoint_in_one_piece_has_one_part(tmp_path: Path) -> None:
     assert path == tmp_path / "step-000000000003.ckpt" and not list(tmp_path.glob("*.parts"))
     found = store.load_newest_parts(lambda names, cut: pytest.fail("there is nothing to choose from"))
     assert found is not None and list(found[1]) == ["state"]
+
+
+def test_a_damaged_part_is_written_again(tmp_path: Path) -> None:
+    store = PartCheckpoints(tmp_path)
+    write(store, 5, *EVERY)
+    victim = next(path for path in parts_of(tmp_path, 5) if path.name.startswith("shard-1"))
+    raw = victim.read_bytes()
+    victim.write_bytes(raw[:200] + bytes([raw[200] ^ 1]) + raw[201:])
+    assert store.load_newest_parts(own) is None and store.steps() == []
+    write(store, 5, "shard:1")
+    assert store.load_parts(5, own)["shard:1"]["name"] == "shard:1" and store.newest_step() == 5
