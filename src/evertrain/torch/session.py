@@ -192,12 +192,11 @@ class Session:
                 continue
             # The frames of the failed call are gone here, and with them the graph and the batch that they held.
             self._leave(fault)
-            if fault is not None:
-                self._send_out(fault)  # otherwise a Stop is in the queue, and taking it sends the Out
-            elif (stop := self._stop_in_hand) is not None:
+            stop, self._stop_in_hand = self._stop_in_hand, None
+            if stop is not None:
                 self._take(stop)
-                self._send_out(None)
-            self._stop_in_hand = None
+            if fault is not None or stop is not None:
+                self._send_out(fault)  # otherwise a Stop is in the queue, and taking it sends the Out
             self._follow()
 
     def _finish(self) -> bool:
