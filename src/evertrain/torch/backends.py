@@ -155,10 +155,6 @@ class Hccl(Backend):
         self._stopped.add(raw.device.index)
         raw.backend.abort_hccl_comm("reinit")
 
-    def resume(self, raw: RawGroup) -> None:
-        """Use the communicators of a stopped device again, after `restart_device`, when no peer was lost."""
-        raw.backend.resume_hccl_comm(raw.device.index)
-
 
 _BACKENDS: dict[str, type[Backend]] = {"cpu": Gloo, "cuda": Nccl, "npu": Hccl}
 

@@ -171,11 +171,6 @@ class Reducer:
         self._views = [views[i] for i in range(len(self._params))]
         self._seen = [_version(owner) for owner in self._owners]
 
-    def detach(self) -> None:
-        """Take the hooks off the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in here only accumulate; the next one outside averages the sum."""
