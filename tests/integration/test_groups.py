@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from evertrain.torch import attic, backends, groups
 from evertrain.torch.default_group import check_torch, default_installed, install_default, uninstall_default
+from evertrain.torch.errors import UsageError
 from evertrain.torch.interrupt import Interrupted
 from teams import Member, team
 
@@ -119,7 +120,7 @@ def test_users_collectives_run_on_the_current_generation(tmp_path: Path) -> None
 def test_this_torch_has_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_torch()
     monkeypatch.delattr(dist.distributed_c10d, "_update_default_pg")
-    with pytest.raises(RuntimeError, match="lacks torch.distributed.distributed_c10d._update_default_pg"):
+    with pytest.raises(UsageError, match="lacks torch.distributed.distributed_c10d._update_default_pg"):
         check_torch()
 
 
