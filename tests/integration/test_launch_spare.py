@@ -125,3 +125,15 @@ def test_no_spare_outlives_a_killed_launcher(job):
     job.launcher.kill()
     job.launcher.communicate()
     wait_for(lambda: not os.path.exists(f"/proc/{spare['pid']}"), "the end of the spare", 10)
+
+
+def test_a_spare_is_told_what_the_ranks_have_imported(job, tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        script.read_text().replace("board.progress(", "board.leave_imports(['torch.fft']); board.progress(")
+    )
+    job.start()
+    (spare,) = job.wait_for("spare")
+    with open(f"/proc/{spare['pid']}/environ", "rb") as file:
+        assert b"EVERTRAIN_LEARNED_IMPORTS=torch.fft" in file.read().split(b"\0")
+    assert job.finish().code == 0

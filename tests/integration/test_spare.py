@@ -394,3 +394,16 @@ def test_a_parked_script_may_import_training_before_it_asks_for_its_rank(start_s
     assert spare.hears() == {"ready": True, "parked": "train.py:6 reads RANK"}
     spare.promote(RANK="1")
     assert spare.ends() == (0, "built 1\n", "")
+
+
+def test_what_the_ranks_have_imported_of_torch_is_imported_beforehand(start_spare, script):
+    path = script(
+        """
+        import os, sys
+        print("torch.distributed.fsdp" in sys.modules, "this" in sys.modules, "EVERTRAIN_LEARNED_IMPORTS" in os.environ)
+        """
+    )
+    spare = start_spare(EVERTRAIN_LEARNED_IMPORTS="torch.distributed.fsdp,torch.not_there,this")
+    assert spare.hears() == {"ready": True}
+    spare.promote("--", path, RANK="0")
+    assert spare.ends() == (0, "True False False\n", "")

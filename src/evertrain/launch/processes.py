@@ -130,6 +130,8 @@ class Spawner:
         """How often the whole job was restarted."""
         self.park = config.park
         """May spares run the script until it asks for its rank?"""
+        self.learned: list[str] = []
+        """Modules of torch that the ranks have imported."""
         self._master_port = self._find_master_port()
 
     def _find_master_port(self) -> int:
@@ -167,6 +169,7 @@ class Spawner:
         environment = {
             "EVERTRAIN_SPARE_FD": str(theirs.fileno()),
             "EVERTRAIN_WARM_IMPORTS": ",".join(self._config.warm_imports),
+            "EVERTRAIN_LEARNED_IMPORTS": ",".join(self.learned),
         }
         if self.park:
             environment |= {"EVERTRAIN_PARK": "1", "EVERTRAIN_PARK_ARGV": json.dumps(self._arguments())}

@@ -428,7 +428,7 @@ class Supervisor:
 
     def _replenish_spares(self) -> None:
         """A spare is of use only to a script that trains with us, and must not slow down a start or a recovery."""
-        assert self._spares
+        assert self._spares and self._spawner
         ranks = [process for process in self._processes.values() if process.code is None]
         if self._in_incident or len(ranks) < self._config.local_size:
             return
@@ -438,6 +438,7 @@ class Supervisor:
         if self._training_since is None:
             self._training_since = now
         if all(rank.board.steps_done for rank in ranks) or now - self._training_since > _SPARE_PATIENCE:
+            self._spawner.learned = ranks[0].board.imports
             self._spares.replenish()
 
     # The end.

@@ -25,7 +25,7 @@ from evertrain.mindio.board import Board
 from evertrain.mindio.classify import classify
 from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
 from evertrain.mindio.timing import Timing
-from evertrain.torch import backends, codec, groups, repair
+from evertrain.torch import backends, codec, groups, imports, repair
 from evertrain.torch.checkpoint import CheckpointError
 from evertrain.torch.errors import UsageError, user_frames
 from evertrain.torch.fsdp import StepAside
@@ -110,6 +110,8 @@ class Session:
         self._interrupter.raise_shield()
         with self._pausing.lock:
             advance()
+        if self._resume_due:
+            self._board.leave_imports(imports.loaded())  # a spare is started when it sees the progress
         self._board.progress(self._state.step)
         if self._resume_due:
             self._resume_due = False
