@@ -13,9 +13,9 @@ from tests.e2e.controlled import Job, answer, job
 
 KINDS = {
     "sharded": (harness.EXAMPLE, ("--steps=60", "--log-every=1", "--sharded")),
-    "fsdp": (harness.EXAMPLE.with_name("train_fsdp.py"), ("--steps=60", "--log-every=1", "--mesh=2x2")),
+    "fsdp": (harness.EXAMPLE.with_name("train_fsdp.py"), ("--steps=40", "--log-every=1", "--mesh=2x2")),
 }
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(240)]
 
 
 @functools.cache
