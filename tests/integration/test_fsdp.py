@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from evertrain.mindio.protocol import STATE
@@ -52,11 +52,11 @@ def mesh() -> Iterator[Any]:
 class Sharded:
     """A model, its optimizer and its shard, always with the same first values."""
 
-    def __init__(self, mesh: Any, kind: Any = torch.optim.AdamW) -> None:
+    def __init__(self, mesh: Any, kind: Any = torch.optim.AdamW, **options: Any) -> None:
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
-        fully_shard(self.model[0], mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        fully_shard(self.model[0], mesh=mesh, **options)
+        fully_shard(self.model, mesh=mesh, **options)
         self.optimizer = kind(self.model.parameters(), lr=0.1)
         self.aside = StepAside(self.model)
         self.aside.prepare()
@@ -130,6 +130,18 @@ def test_a_step_left_half_way_leaves_nothing_behind(mesh: Any) -> None:
     hook.remove()
     with run.aside.no_sync():
         run.aside.attach(None)
+    run.aside.attach(None)
+    assert run.train(3) == expected
+
+
+def test_gradients_that_are_accumulated_in_another_precision_are_forgotten(mesh: Any) -> None:
+    """Those are kept beside the parameters, and torch's own way back after an error leaves them."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    expected = Sharded(mesh, mp_policy=policy).train(3)
+    run = Sharded(mesh, mp_policy=policy)
+    run.train(2)
+    with run.aside.no_sync():
+        run.backward()
     run.aside.attach(None)
     assert run.train(3) == expected
 

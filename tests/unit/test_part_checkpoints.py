@@ -60,7 +60,7 @@ def test_in_the_background(tmp_path: Path) -> None:
     assert (trees["shard:1"]["w"] == 1).all(), "what was written is the state at the time of the call"
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "other"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "other", "exchanged"])
 def test_a_bad_part_makes_it_unusable_and_the_next_older_is_taken(tmp_path: Path, damage: str) -> None:
     store = PartCheckpoints(tmp_path)
     write(store, 5, *EVERY)
@@ -73,7 +73,11 @@ def test_a_bad_part_makes_it_unusable_and_the_next_older_is_taken(tmp_path: Path
         victim.write_bytes(raw[:-40])
     elif damage == "changed":
         victim.write_bytes(raw[:200] + bytes([raw[200] ^ 1]) + raw[201:])
-    else:  # whole, but not the file of this checkpoint
+    elif damage == "exchanged":  # whole, of this step, and yet another file than was written with the rest
+        PartCheckpoints(tmp_path).save_parts(10, {"shard:1": part("another", 9)}, EVERY, "2x1", "x", "periodic")
+        (another,) = (path for path in parts_of(tmp_path, 10) if path.name.endswith(".x.part"))
+        another.replace(victim)
+    else:  # of another step
         victim.write_bytes((parts_of(tmp_path, 5)[1]).read_bytes())
     if damage in ("missing", "cut", "other"):
         assert store.newest_step() == 5
