@@ -313,9 +313,7 @@ def test_times_that_another_host_has_measured_are_translated() -> None:
         for node in range(2):
             agents.append(await Peer.connect(server.address))
             at = time.monotonic() + node * ahead
-            agents[node].say(
-                p.Hello(version=p.VERSION, token=TOKEN, role="agent", world_size=2, node=node, at=at)
-            )
+            agents[node].say(p.Hello(version=p.VERSION, token=TOKEN, role="agent", world_size=2, node=node, at=at))
             await agents[node].next()
         await agents[1].until(p.Spawn)
         at = time.monotonic() + ahead - 1.0

@@ -44,9 +44,7 @@ async def agent(address: str) -> AsyncIterator[Uplink]:
 
     def hello() -> p.Hello:
         living = {0: 0} if link.linked_before else {}
-        return p.Hello(
-            version=p.VERSION, token=TOKEN, role="agent", world_size=1, ranks=[0], incarnations=living
-        )
+        return p.Hello(version=p.VERSION, token=TOKEN, role="agent", world_size=1, ranks=[0], incarnations=living)
 
     link = Uplink(
         [address], hello, on_message=lambda message: None, on_linked=lambda again: None, on_lost=lost.append,
