@@ -43,8 +43,15 @@ class Job:
     """One running job. Use it as a context manager: at its end no process is left."""
 
     def __init__(
-        self, *, ranks: int, evertrain: bool, flags: tuple[str, ...] = (), script: tuple[str, ...] = ()
+        self,
+        *,
+        ranks: int,
+        evertrain: bool,
+        flags: tuple[str, ...] = (),
+        script: tuple[str, ...] = (),
+        resumable: bool = True,
     ) -> None:
+        """`resumable`: without Evertrain, rank 0 saves a checkpoint every 20 steps, which a restart begins from."""
         self.ranks = ranks
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
@@ -58,7 +65,9 @@ class Job:
             # Without this, attempts share one store and restarted ranks read the addresses of dead ones.
             self._environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
             launcher = (sys.executable, "-m", "torch.distributed.run", "--max-restarts=100", "--monitor-interval=0.1")
-            toy = (*toy, "--plain", f"--checkpoint={self.folder / 'checkpoint'}")
+            toy = (*toy, "--plain")
+            if resumable:
+                toy = (*toy, f"--checkpoint={self.folder / 'checkpoint'}")
         self._output = (self.folder / "output").open("w+")
         self.process = subprocess.Popen(
             [*launcher, *common, *flags, *toy], stdout=self._output, stderr=subprocess.STDOUT, env=self._environment
@@ -98,7 +107,8 @@ class Job:
         entries = self.log(rank)
         return entries[-1] if entries else (0, 0, 0.0)
 
-    def wait(self, what: str, ready: Callable[[], bool], patience: float = _PATIENCE) -> None:
+    def wait(self, what: str, ready: Callable[[], bool], patience: float = _PATIENCE, pause: float = 0.005) -> None:
+        """Look every `pause` seconds. A look costs time that the job may be measured in."""
         end = time.monotonic() + patience
         while not ready():
             if self.process.poll() is not None:
@@ -106,7 +116,7 @@ class Job:
                 raise Stuck(f"the job ended with code {code} while waiting for {what}\n{output}")
             if time.monotonic() > end:
                 raise Stuck(f"waited {patience:g} s for {what}\n{self.output()[-4000:]}")
-            time.sleep(0.005)
+            time.sleep(pause)
 
     def wait_for_steps(self, more: int) -> None:
         """Until every rank has completed that many steps from now on."""

@@ -139,8 +139,9 @@ def main() -> int:
     which = "quick" if options.quick else "full" if options.full else "usual"
     measured: list[Row] = []
     for megabytes in SIZES[which]:
-        measured += rows(megabytes, 5 if options.quick or megabytes > 1000 else 12, 1)
-    measured += rows(SHARDED, 5 if options.quick else 12, 2)
+        turns = 5 if options.quick or megabytes > 1000 else 40
+        measured += rows(megabytes, turns, 1)
+    measured += rows(SHARDED, 5 if options.quick else 40, 2)
     return 0 if show("Repair bandwidth", measured, options.json) else 1
 
 

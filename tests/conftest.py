@@ -12,6 +12,11 @@ from leftovers import TEST_ID, Leftovers
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _logs_of_the_callback_interface(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["TTP_LOG_PATH"] = str(tmp_path_factory.mktemp("ttp-logs"))
+
+
 @pytest.fixture
 def no_leftovers() -> Iterator[None]:
     """Fails a test that leaves a process, a descriptor or shared memory behind, and ends the processes."""

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 COMMAND = [sys.executable, "-m", "evertrain.cli.main", "launch"]
 SOURCE = str(Path(__file__).parent.parent / "src")
 
@@ -120,7 +122,7 @@ def train(generation):
             if isinstance(message, p.Stop | p.Exit):
                 held.append(message)
                 return False
-            if isinstance(message, p.Continue):
+            if isinstance(message, p.Continue) and pause["number"] <= message.number:
                 pause["number"] = 0
     return True
 
@@ -217,3 +219,20 @@ def wait_for(condition: Any, what: str, seconds: float = 15.0) -> Any:
             return value
         time.sleep(0.01)
     raise AssertionError(f"{what} did not happen within {seconds:g} s")
+
+
+def read_events(file: Path, name: str = "") -> list[dict[str, Any]]:
+    """What a running job has written down so far: all of it, or the events of one name."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [event for event in events if not name or event["event"] == name]
+
+
+def in_charge(launcher: int, events: Path) -> psutil.Process:
+    """The process of the controller in charge, where it has one of its own."""
+    address = read_events(events, "control")[-1]["address"]
+    port = int(address.rpartition(":")[2])
+    for child in psutil.Process(launcher).children():
+        if any(link.status == "LISTEN" and link.laddr.port == port for link in child.net_connections()):
+            return child
+    raise AssertionError(f"nobody listens on {address}")

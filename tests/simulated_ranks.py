@@ -31,6 +31,7 @@ from evertrain.mindio.controller.machine import (
 from evertrain.mindio.timing import Timing
 
 LOST_STATE = "lost"
+STATE_BYTES = 1000
 
 
 @dataclass
@@ -55,6 +56,7 @@ class Rank:
     members: tuple[int, ...] = ()
     pause: int = 0
     """Number of the pause that this rank has heard of; 0 for none."""
+    newest_pause: int = 0
     pause_at: int = 0
     pause_agreed: bool = False
     taken: int = -1
@@ -90,7 +92,7 @@ class Rank:
         self.say(
             p.Out(
                 step=self.step, clean=self.clean, attempt=self.taken, fresh=self.fresh, fault=fault,
-                fingerprint="same", state_bytes=1000, parts=self.parts,
+                fingerprint="same", state_bytes=STATE_BYTES, parts=self.parts,
                 also=[(self.parts[1], self.other[0])] if self.other else [],
             )
         )  # fmt: skip
@@ -170,15 +172,17 @@ class Rank:
                 if self.step >= self.steps:
                     self.finish()
             case p.Pause():
-                self.pause, self.pause_at, self.pause_agreed = message.number, self.step + 1, False
+                self.pause = self.newest_pause = message.number
+                self.pause_at, self.pause_agreed = self.step + 1, False
                 self.say(p.At(number=message.number, step=self.step))
             case p.PauseAt() if message.number == self.pause:
                 self.pause_at, self.pause_agreed = message.step, True
                 if self.place == "held":
                     self.after_step()
-            case p.Continue() if self.place == "paused":
+            case p.Continue() if self.pause <= message.number:
                 self.pause = 0
-                self.after_step()
+                if self.place in ("held", "paused"):
+                    self.after_step()
             case _:
                 pass
 
@@ -347,6 +351,15 @@ class Cluster:
                 if not stuck:
                     break
         assert self.end is not None, f"the job neither ends nor goes on: {self.machine.state}"
+
+    def settle_for(self, seconds: float) -> None:
+        """Time passes, and nobody completes a step."""
+        end = self.now + seconds
+        self.quiesce(train=False)
+        while (deadline := self.machine.deadline) is not None and deadline <= end:
+            self.tick()
+            self.quiesce(train=False)
+        self.now = end
 
     def _one_thing(self, train: bool) -> bool:
         if self.agent_says:

@@ -67,8 +67,10 @@ class Process:
                 self.lock = step
             case w.NotifyNormal():
                 self.change(step=self.lock, run_status=0, npu_status=0, data_status=0, parked=False, error_code="")
-            case w.Pause(step=step, hot_switch=hot):
-                self.change(step=step, run_status=TrainState.STEP_FINISH if hot else 0)
+            case w.Pause(step=step):
+                self.change(step=step)
+            case w.Continue(leave=True):
+                self.change(run_status=TrainState.STEP_FINISH)
         return w.Reply(sn=order.sn, result=int(result), status=self.status, load_step=load)
 
 
@@ -96,6 +98,8 @@ class Job:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.sent: list[tuple[int, Any]] = []
         self.closed: list[int] = []
+        self.identities: dict[int, str] = {}
+        """By which name the newest process of a rank is known."""
         self.broken: set[str] = set()
         """Callbacks of the platform that raise."""
         for rank in range(world):
@@ -111,7 +115,10 @@ class Job:
         if status is not None:
             process.status = status
         self.by_link[process.link] = process
-        self.feed(FromLink(process.link, w.Hello(version=w.VERSION, rank=rank, ip=f"10.0.0.{rank // 2}")))
+        if replaces:
+            self.identities[rank] = f"process {process.link}"
+        name = self.identities.get(rank, "")
+        self.feed(FromLink(process.link, w.Hello(version=w.VERSION, rank=rank, ip=f"10.0.0.{rank // 2}", process=name)))
         self.feed(FromLink(process.link, w.Register(status=process.status, replaces=replaces)))
         answer = process.registered
         if answer is not None and not answer.hot_switch and answer.result in (Result.OK, Result.REPAIR):

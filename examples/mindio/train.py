@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -139,7 +140,11 @@ class Job:
     def rename(self, step, args):
         self.note("rename")
         folder = self.directory / f"iter_{step:07d}"
-        folder.with_name(folder.name + "_tmp").rename(folder)
+        written = folder.with_name(folder.name + "_tmp")
+        if folder.exists():  # a checkpoint of this very step; it has the same bits
+            shutil.rmtree(written)
+        else:
+            written.rename(folder)
         (self.directory / "latest_checkpointed_iteration.txt").write_text(str(step))
 
     def load(self, shards: Shards) -> int:

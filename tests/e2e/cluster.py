@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import signal
@@ -98,16 +97,10 @@ class Cluster:
 
     def controller(self) -> psutil.Process:
         """The process of the controller in charge, where that has one of its own."""
-        address = [event["address"] for event in self.events() if event["event"] == "control"][-1]
-        port = int(address.rpartition(":")[2])
-        for child in psutil.Process(self.nodes[0].process.pid).children():
-            if any(link.status == "LISTEN" and link.laddr.port == port for link in child.net_connections()):
-                return child
-        raise AssertionError(f"nobody listens on {address}")
+        return launching.in_charge(self.nodes[0].process.pid, self.events_file)
 
     def events(self) -> list[dict]:
-        lines = self.events_file.read_text().splitlines(keepends=True) if self.events_file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return launching.read_events(self.events_file)
 
     def finish(self, timeout: float = 60.0) -> harness.Result:
         """Wait for the end of all launchers that still run; their exit codes have to be the same one."""

@@ -12,23 +12,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import launching
 from tests.e2e import harness
 
 
 class Job:
-    def __init__(self, folder: Path, *script_args: str, nproc: int, ft: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, *script_args: str, script: Path, nproc: int, ft: tuple[str, ...]) -> None:
         self.events_file = folder / "events.jsonl"
         self.out, self.err = folder / "out", folder / "err"
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
-                harness.command(*script_args, nproc=nproc, ft=(*ft, f"--ft-events={self.events_file}")),
+                harness.command(*script_args, script=script, nproc=nproc, ft=(*ft, f"--ft-events={self.events_file}")),
                 stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=harness.environment(),
             )  # fmt: skip
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
-        lines = self.events_file.read_text().splitlines(keepends=True) if self.events_file.exists() else []
-        events = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event for event in events if not name or event["event"] == name]
+        return launching.read_events(self.events_file, name)
 
     def wait(self, what: str, ready: Callable[[], Any], seconds: float = 60.0) -> Any:
         deadline = time.monotonic() + seconds
@@ -68,9 +67,11 @@ def answer(asker: subprocess.Popen[str], code: int = 0) -> str:
 
 
 @contextlib.contextmanager
-def job(*script_args: str, nproc: int = 3, ft: tuple[str, ...] = ("--ft-warm=0",)) -> Iterator[Job]:
+def job(
+    *script_args: str, script: Path = harness.EXAMPLE, nproc: int = 3, ft: tuple[str, ...] = ("--ft-warm=0",)
+) -> Iterator[Job]:
     with tempfile.TemporaryDirectory() as folder:
-        started = Job(Path(folder), *script_args, nproc=nproc, ft=ft)
+        started = Job(Path(folder), *script_args, script=script, nproc=nproc, ft=ft)
         try:
             yield started
         finally:

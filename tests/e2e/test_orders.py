@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from launching import in_charge
 from tests.e2e import harness
 from tests.e2e.controlled import Job, answer, job
 
@@ -62,6 +63,21 @@ def test_a_pause_alone_aborts_nothing_and_ends_by_itself() -> None:
         running.order("pause", "--timeout=1")
         running.wait("the end of the pause", lambda: running.events("continued"))
         assert "not paused" in running.order("continue", code=1)
+        result = running.finish()
+    harness.assert_same_end(result, *ARGS, nproc=3)
+    assert not result.incidents
+    assert len([event for event in result.events if event["event"] == "generation"]) == 1, "groups were built anew"
+
+
+@pytest.mark.matrix
+def test_a_pause_outlives_its_controller() -> None:
+    with job(*ARGS, ft=("--ft-warm=0", "--ft-standby=1")) as running:
+        running.wait_until_it_trains()
+        running.order("pause", "--timeout=100")
+        in_charge(running.process.pid, running.events_file).kill()
+        running.wait("the pause under the new controller", lambda: len(running.events("paused")) == 2)
+        running.wait("the address of the new controller", lambda: len(running.events("control")) == 2)
+        running.order("continue")
         result = running.finish()
     harness.assert_same_end(result, *ARGS, nproc=3)
     assert not result.incidents

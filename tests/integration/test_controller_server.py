@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from evertrain.mindio import framing
 from evertrain.mindio import protocol as p
+from evertrain.mindio.asynclink import AsyncLink
 from evertrain.mindio.controller.machine import Machine
 from evertrain.mindio.controller.server import Server
 from evertrain.mindio.timing import Timing
@@ -255,6 +257,77 @@ def test_the_store_of_a_generation() -> None:
     run(scenario)
 
 
+def test_an_agent_that_lost_its_link_before_the_controller_knows_is_asked_to_come_again() -> None:
+    async def scenario() -> None:
+        async with controller() as (server, _):
+            hello = p.Hello(version=p.VERSION, token=TOKEN, role="agent", world_size=2)
+            refused = {}
+            for living in ({}, {0: 0}):
+                again = await Peer.connect(server.address)
+                again.say(p.replace(hello, incarnations=living))
+                refused[len(living)] = await again.next()
+                again.close()
+            assert refused[0] == p.Refused(reason="the job has an agent already")
+            assert isinstance(refused[1], p.Refused) and refused[1].retry
+            assert server.machine.ended is None
+
+    run(scenario)
+
+
+def test_a_link_that_is_given_up_in_the_moment_of_its_welcome_is_closed() -> None:
+    """Otherwise the controller takes it for the agent's, and refuses the next one."""
+
+    async def scenario() -> None:
+        greeted = asyncio.Event()
+
+        class Mute(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                greeted.set()
+
+        made: list[AsyncLink] = []
+
+        class Spy(AsyncLink):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                made.append(self)
+
+        server = await asyncio.get_running_loop().create_server(Mute, "127.0.0.1", 0)
+        hello = p.Hello(version=p.VERSION, token=TOKEN, role="agent")
+        opening = asyncio.create_task(Spy.open(server.sockets[0].getsockname(), hello, print, print))
+        await greeted.wait()
+        made[0]._welcomed.set_result(p.Welcome())
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert opening.cancelled() and made[0]._transport.is_closing()
+        server.close()
+
+    run(scenario)
+
+
+def test_times_that_another_host_has_measured_are_translated() -> None:
+    async def scenario() -> None:
+        server = Server(Machine(2, Timing.derive(0.5), nnodes=2), TOKEN)
+        await server.start()
+        ahead = 5000.0
+        agents = []
+        for node in range(2):
+            agents.append(await Peer.connect(server.address))
+            at = time.monotonic() + node * ahead
+            agents[node].say(p.Hello(version=p.VERSION, token=TOKEN, role="agent", world_size=2, node=node, at=at))
+            await agents[node].next()
+        await agents[1].until(p.Spawn)
+        at = time.monotonic() + ahead - 1.0
+        agents[1].say(p.Observed(fault=p.Fault(kind="exit", rank=1, exit_code=1, at=at)))
+        while (record := (await agents[0].until(p.Incident)).record)["event"] != "incident":
+            pass
+        assert 500.0 <= record["phases_ms"]["detect"] < 4500.0, record
+        for each in agents:
+            each.close()
+        await server.close()
+
+    run(scenario)
+
+
 def test_the_job_ends_with_its_agent() -> None:
     async def scenario() -> None:
         async with controller() as (server, agent):
@@ -333,6 +406,8 @@ def test_the_controller_in_a_process_of_its_own() -> None:
         (("--world-size=1",), "", "needs a job token"),
         (("--world-size=1", "--bound=-1"), TOKEN, "detection bound"),
         (("--world-size=1", "--host=0.0.0.0"), TOKEN, "other machines"),
+        (("--world-size=1", "--port=65536"), TOKEN, "can't listen on 127.0.0.1:65536"),
+        (("--world-size=1", "--host=192.0.2.1", "--insecure"), TOKEN, "can't listen on 192.0.2.1:0"),
     ],
 )
 def test_bad_usage_of_the_controller_process(arguments: tuple[str, ...], token: str, message: str) -> None:

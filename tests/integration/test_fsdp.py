@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from evertrain.mindio.protocol import STATE
@@ -20,6 +20,7 @@ from evertrain.torch import codec
 from evertrain.torch.errors import UsageError
 from evertrain.torch.fsdp import FullySharded, StepAside, is_fully_sharded
 from evertrain.torch.interrupt import Interrupted
+from evertrain.torch.state import TrainingState
 
 
 class Broken:
@@ -51,12 +52,12 @@ def mesh() -> Iterator[Any]:
 class Sharded:
     """A model, its optimizer and its shard, always with the same first values."""
 
-    def __init__(self, mesh: Any) -> None:
+    def __init__(self, mesh: Any, kind: Any = torch.optim.AdamW, **options: Any) -> None:
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
-        fully_shard(self.model[0], mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        fully_shard(self.model[0], mesh=mesh, **options)
+        fully_shard(self.model, mesh=mesh, **options)
+        self.optimizer = kind(self.model.parameters(), lr=0.1)
         self.aside = StepAside(self.model)
         self.aside.prepare()
         self.shard = FullySharded(self.model, [self.optimizer], self.aside)
@@ -129,6 +130,18 @@ def test_a_step_left_half_way_leaves_nothing_behind(mesh: Any) -> None:
     hook.remove()
     with run.aside.no_sync():
         run.aside.attach(None)
+    run.aside.attach(None)
+    assert run.train(3) == expected
+
+
+def test_gradients_that_are_accumulated_in_another_precision_are_forgotten(mesh: Any) -> None:
+    """Those are kept beside the parameters, and torch's own way back after an error leaves them."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    expected = Sharded(mesh, mp_policy=policy).train(3)
+    run = Sharded(mesh, mp_policy=policy)
+    run.train(2)
+    with run.aside.no_sync():
+        run.backward()
     run.aside.attach(None)
     assert run.train(3) == expected
 
@@ -208,6 +221,9 @@ class OtherRank:
         tensors[0].copy_(self._theirs)
         return self
 
+    def allreduce(self, *_: Any) -> OtherRank:
+        return self
+
     def wait(self) -> None:
         pass
 
@@ -219,6 +235,61 @@ def test_all_ranks_have_the_same_buffers_after_a_step(mesh: Any) -> None:
     aside = StepAside(mine)
     aside.prepare()
     aside.attach(OtherRank(theirs))
-    aside.share_buffers()
+    FullySharded(mine, [torch.optim.SGD(mine.parameters())], aside).begin(0)
     for buffer, other in zip(mine.buffers(), theirs.buffers(), strict=True):
         assert torch.equal(buffer, other)
+
+
+def test_a_late_update_is_made_with_the_learning_rate_that_the_loop_has_set(mesh: Any) -> None:
+    """The loop sets it before the update; going back to the step's beginning takes it back as well."""
+
+    def train(run: Sharded, until: int) -> str:
+        while run.step < until:
+            run.optimizer.param_groups[0]["lr"] = 0.1 / (run.step + 1)
+            run.backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            run.step += 1
+        return run.digest()
+
+    expected = train(Sharded(mesh), 4)
+    late = Sharded(mesh)
+    state = TrainingState(late.model, late.optimizer)
+    state.shard(late.shard)
+    train(late, 3)
+    state.step = 3
+    state.snapshot()
+    late.aside.attach(Broken())
+    with pytest.raises(Interrupted):
+        train(late, 4)
+    state.abandon_update()
+    late.aside.attach(None)
+    assert late.optimizer.param_groups[0]["lr"] == 0.1 / 3
+    assert state.switch("shard:0", 4)
+    assert late.digest() == expected
+    assert late.optimizer.param_groups[0]["lr"] == 0.1 / 3, "the rest of the state is still that of the old step"
+
+
+def test_a_second_update_in_one_step_is_refused(mesh: Any) -> None:
+    run = Sharded(mesh)
+    run.train(1)
+    run.backward()
+    run.optimizer.step()
+    with pytest.raises(UsageError, match="once in each step"):
+        run.optimizer.step()
+
+
+def test_an_optimizer_that_extends_another_has_one_update(mesh: Any) -> None:
+    """Both its own step() and that of its base class call the hooks."""
+
+    class Longer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step()
+            assert run.shard.abandon(run.step) == {}, "half-way through"
+            run.shard._depth = 1  # as it was before the question
+
+    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # torch gives a class its hooks when it is first used
+    run = Sharded(mesh, Longer)
+    run.backward()
+    run.optimizer.step()
+    assert run.shard.abandon(0) == {"shard:0": 1}

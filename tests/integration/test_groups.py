@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from evertrain.torch import attic, backends, groups
 from evertrain.torch.default_group import check_torch, default_installed, install_default, uninstall_default
+from evertrain.torch.errors import UsageError
 from evertrain.torch.interrupt import Interrupted
 from teams import Member, team
 
@@ -119,7 +120,7 @@ def test_users_collectives_run_on_the_current_generation(tmp_path: Path) -> None
 def test_this_torch_has_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_torch()
     monkeypatch.delattr(dist.distributed_c10d, "_update_default_pg")
-    with pytest.raises(RuntimeError, match="lacks torch.distributed.distributed_c10d._update_default_pg"):
+    with pytest.raises(UsageError, match="lacks torch.distributed.distributed_c10d._update_default_pg"):
         check_torch()
 
 
@@ -294,9 +295,10 @@ def test_building_ends_when_it_is_cancelled_or_times_out(tmp_path: Path) -> None
         # A member dies while it builds; then the next generation works in the same processes.
         ranks.begin(build_without_the_last, 2, 0.5, STUCK, ranks=[0, 1])
         ranks.begin(die_while_building, 2, ranks=[2])
-        # Whoever had its connections to the dead one already has a group, which the next wait finds broken.
+        # Whoever had its connections to the dead one already has a group, which the next wait finds broken; whoever was
+        # connecting may be told by gloo.
         for seen in ranks.answers([0, 1]):
-            assert seen["outcome"] in ("interrupted", "built")
+            assert seen["outcome"] in ("interrupted", "built") or "Connection closed by peer" in seen["outcome"]
         ranks.call(build_among, 3, [0, 1], ranks=[0, 1])
         assert ranks.call(sum_of_ones, ranks=[0, 1]) == [2.0, 2.0]
         began = time.monotonic()

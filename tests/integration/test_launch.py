@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -183,22 +185,40 @@ def test_virtual_local_rank(script):
 
 def test_a_second_launcher_in_a_rank_works(script):
     """Nothing of the outer job's environment confuses an inner launcher."""
-    inner = script("import os\nprint('inner', os.environ['RANK'], os.environ['WORLD_SIZE'])", "inner.py")
+    inner = script(
+        "import json, os\n"
+        "own = [os.environ.get(f'EVERTRAIN_{name}') for name in ('CHECKPOINT_DIR', 'CHECKPOINT_EVERY', 'STANDBY')]\n"
+        "bound = json.loads(os.environ['EVERTRAIN_TIMING'])['bound']\n"
+        "print('inner', os.environ['RANK'], os.environ['WORLD_SIZE'], own, bound)",
+        "inner.py",
+    )
     outer = script(
         "import subprocess, sys\n"
-        "command = [sys.executable, '-m', 'evertrain.cli.main', 'launch', '--nproc-per-node=2']\n"
+        "command = [sys.executable, '-m', 'evertrain.cli.main', 'launch', '--nproc-per-node=2', '--ft-bound=3']\n"
         f"sys.exit(subprocess.call([*command, {str(inner)!r}]))",
         "outer.py",
     )
-    result = launch(outer)
+    options = ("--ft-bound=1", "--ft-standby=1", "--ft-checkpoint-dir=outer", "--ft-checkpoint-every=5")
+    result = launch(*options, outer)
     assert result.code == 0, result
-    assert "[rank0]: [rank1]: inner 1 2" in result.out
+    assert "[rank0]: [rank1]: inner 1 2 [None, None, None] 3.0" in result.out, result
 
 
 def test_starting_takes_no_time(script):
-    """Before the first rank runs, the launcher itself may take a moment only: compare with a bare interpreter."""
+    """Before the first rank runs, the launcher itself may take a moment only. On a busy machine everything takes
+    longer, so it is compared with a bare interpreter that starts another, just before and just after."""
     path = script("import time\nprint(time.monotonic())")
+    before = _two_bare_interpreters()
     began = time.monotonic()
     result = launch(path)
     assert result.code == 0
-    assert float(result.out.split()[-1]) - began < 2.0
+    took = float(result.out.split()[-1]) - began
+    bare = max(before, _two_bare_interpreters())
+    assert took < max(2.0, 8 * bare), (took, bare)
+
+
+def _two_bare_interpreters() -> float:
+    inner = "subprocess.run([sys.executable, '-c', 'import asyncio'], check=True)"
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", f"import argparse, asyncio, subprocess, sys; {inner}"], check=True)
+    return time.monotonic() - began

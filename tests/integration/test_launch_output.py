@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from evertrain.launch.output import Route, Stream, Writer
 from launching import finish, launch, start
 
 
@@ -141,3 +144,29 @@ def test_a_grandchild_that_keeps_the_pipe_open_does_not_keep_the_launcher(script
     os.kill(int(result.out.split()[-1]), signal.SIGKILL)
     assert result.code == 0
     assert time.monotonic() - began < 10
+
+
+def test_a_pipe_that_somebody_fills_without_end_is_closed_nevertheless(monkeypatch):
+    """A grandchild in a process group of its own may write faster than we read; the loop must not stay with it."""
+
+    async def scenario():
+        reads = 0
+
+        def endless(fd, size):
+            nonlocal reads
+            reads += 1
+            assert reads < 1000, "it reads for ever"
+            return b"n" * size
+
+        ours, theirs = os.pipe()
+        outputs = SimpleNamespace(loop=asyncio.get_running_loop(), files=Writer("files"))
+        stream = Stream(outputs, ours, Writer("console"))
+        stream.assign(Route(prefix=b"", console=None, file=None))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "read", endless)
+            stream.drain()
+            stream.finish()
+        os.close(theirs)
+        assert stream.ended.is_set()
+
+    asyncio.run(scenario())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from evertrain.launch.spares import Spares
 from launching import TRAINER, finish, start, wait_for
 
 pytest.importorskip("torch")
@@ -70,6 +73,31 @@ def test_a_spare_takes_the_place_of_a_killed_rank_and_another_is_made(job, optio
     assert "replaced by a warm spare" in result.err
 
 
+def test_a_spare_that_was_stopped_is_replaced_and_never_becomes_a_rank(job):
+    job.start()
+    (first,) = job.wait_for("spare")
+    os.kill(first["pid"], signal.SIGSTOP)
+    wait_for(lambda: not os.path.exists(f"/proc/{first['pid']}"), "the end of the stopped spare")
+    job.wait_for("spare", count=2)
+    assert job.finish().code == 0
+
+
+def test_a_spare_that_dies_with_a_rank_is_not_its_replacement(tmp_path):
+    """It is reaped only after its memory is torn down; until then it looks as if it was still there."""
+
+    class Spawner:
+        park = False
+
+    async def scenario():
+        spares = Spares(Spawner(), 1, watch=print, on_ready=print, say=print)
+        dying, waiting = (SimpleNamespace(is_ready=True, reported=reported) for reported in (True, False))
+        spares._spares = [dying, waiting]
+        assert spares.ready == 1
+        assert spares.take() is waiting and spares.take() is None
+
+    asyncio.run(scenario())
+
+
 def test_no_spare_on_demand_and_none_for_a_script_without_training(job, tmp_path):
     job.start("--ft-warm=0")
     job.wait_for("generation")
@@ -97,3 +125,15 @@ def test_no_spare_outlives_a_killed_launcher(job):
     job.launcher.kill()
     job.launcher.communicate()
     wait_for(lambda: not os.path.exists(f"/proc/{spare['pid']}"), "the end of the spare", 10)
+
+
+def test_a_spare_is_told_what_the_ranks_have_imported(job, tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        script.read_text().replace("board.progress(", "board.leave_imports(['torch.fft']); board.progress(")
+    )
+    job.start()
+    (spare,) = job.wait_for("spare")
+    with open(f"/proc/{spare['pid']}/environ", "rb") as file:
+        assert b"EVERTRAIN_LEARNED_IMPORTS=torch.fft" in file.read().split(b"\0")
+    assert job.finish().code == 0

@@ -39,7 +39,7 @@ class Link:
 def start_script(me: Member, first: bool, script: str, link: str = "link") -> Any:
     """The beginning of a script, up to its first line of training."""
     undo = prelude.patch_init_process_group(
-        me.rank, me.size, lambda: Link(f"{me.directory}/{link}"), first, timeout=30.0
+        lambda: (me.rank, me.size), lambda: Link(f"{me.directory}/{link}"), lambda: first, timeout=30.0
     )
     try:
         dist.init_process_group("gloo")
@@ -98,7 +98,9 @@ def make_groups(me: Member) -> list[float]:
 
 
 def wrong_arguments(me: Member) -> str:
-    undo = prelude.patch_init_process_group(me.rank, me.size, lambda: Link(f"{me.directory}/link"), False, timeout=30.0)
+    undo = prelude.patch_init_process_group(
+        lambda: (me.rank, me.size), lambda: Link(f"{me.directory}/link"), lambda: False, timeout=30.0
+    )
     try:
         dist.init_process_group("gloo", rank=me.rank, world_size=me.size + 1)
     except ValueError as error:
@@ -125,6 +127,37 @@ def hand_over(me: Member) -> list[float]:
     if me.rank:
         dist.all_reduce(x, group=mine)
     return x.tolist()
+
+
+def shrink(me: Member) -> list[Any]:
+    """Rank 0 is missing: the others go on, with other numbers."""
+
+    def build(generation: int) -> Any:
+        def make(name: str, ranks: list[int]) -> groups.GuardedGroup:
+            store = dist.PrefixStore(f"{name}/", me.store(generation))
+            index = ranks.index(me.rank)
+            return groups.build(generation, index, len(ranks), store, backends.pick("cpu"), 30.0, threading.Event())
+
+        return make
+
+    mine = dist.new_group([1, 2])
+    keeper.begin(me.rank, [0, 1, 2], build(6)("main", [0, 1, 2]), build(6))
+    keeper.go()
+    me.store(8).set(f"there/{me.rank}", "yes")
+    me.store(8).wait([f"there/{rank}" for rank in range(me.size)], timedelta(seconds=30))
+    if me.rank == 0:
+        return []
+    keeper.leave()
+    keeper.begin(me.rank, [1, 2], build(7)("main", [1, 2]), build(7))
+    keeper.go()
+    dist.broadcast(x := torch.tensor([float(me.rank)]), src=0, group=mine)
+    return [dist.get_rank(), dist.get_process_group_ranks(mine), x.item()]
+
+
+def test_a_group_goes_on_when_a_rank_is_missing(tmp_path: Path) -> None:
+    with team(__file__, tmp_path, 3) as ranks:
+        assert ranks.call(start_script, False, "shrink") == [[], [0, [0, 1], 1.0], [1, [0, 1], 1.0]]
+        assert [ranks.finish(rank) for rank in range(3)] == [0, 0, 0]
 
 
 def test_a_replacement_sees_what_its_predecessor_saw(tmp_path: Path) -> None:

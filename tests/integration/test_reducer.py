@@ -343,11 +343,14 @@ def test_the_layout_follows_from_the_model() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).double(), nn.Linear(64, 64), nn.Linear(64, 64))
     layout = [(b.dtype, b.members, b.numel) for b in Reducer(net, bucket_bytes=32 * 1024).buckets]
     assert layout == [
-        (torch.float32, [7, 6, 5], 64 + 64 * 64 + 64),
-        (torch.float32, [4, 1], 64 * 64 + 64),
-        (torch.float64, [3], 64),
-        (torch.float64, [2], 64 * 64),
-        (torch.float32, [0], 64 * 64),
+        (torch.float32, [7, 6, 5, 4], 2 * (64 + 64 * 64)),
+        (torch.float64, [3, 2], 64 + 64 * 64),
+        (torch.float32, [1, 0], 64 + 64 * 64),
+    ]
+    # The first bucket is on its way while the others still fill: the last layer's bias waits for its weight.
+    assert [b.members for b in Reducer(nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))).buckets] == [
+        [7, 6],
+        [5, 4, 3, 2, 1, 0],
     ]
     assert [p for b in Reducer(net).buckets for p in b.members] == [7, 6, 5, 4, 1, 0, 3, 2]
 

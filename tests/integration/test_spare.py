@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ import pytest
 
 import evertrain
 from evertrain.mindio.board import BOARD_FD, BOOT, Board
+from evertrain.mindio.timing import Timing
 
 TIMEOUT = 100
 
@@ -371,3 +373,37 @@ def test_threads_of_a_parked_script_wait_as_well(start_spare, script):
     time.sleep(0.1)
     spare.promote(RANK="6")
     assert spare.ends()[:2] == (0, "['6', '6', '6']\n")
+
+
+def test_a_parked_script_may_import_training_before_it_asks_for_its_rank(start_spare, script):
+    path = script(
+        """
+        from evertrain.torch import Training
+        import torch.distributed as dist
+        model = "built"
+        import os
+        print(model, os.environ["RANK"])
+        """
+    )
+    spare = start_spare(
+        **parked(path),
+        WORLD_SIZE=2,
+        EVERTRAIN_CONTROLLER="127.0.0.1:1",
+        EVERTRAIN_TIMING=json.dumps(dataclasses.asdict(Timing.derive())),
+    )
+    assert spare.hears() == {"ready": True, "parked": "train.py:6 reads RANK"}
+    spare.promote(RANK="1")
+    assert spare.ends() == (0, "built 1\n", "")
+
+
+def test_what_the_ranks_have_imported_of_torch_is_imported_beforehand(start_spare, script):
+    path = script(
+        """
+        import os, sys
+        print("torch.distributed.fsdp" in sys.modules, "this" in sys.modules, "EVERTRAIN_LEARNED_IMPORTS" in os.environ)
+        """
+    )
+    spare = start_spare(EVERTRAIN_LEARNED_IMPORTS="torch.distributed.fsdp,torch.not_there,this")
+    assert spare.hears() == {"ready": True}
+    spare.promote("--", path, RANK="0")
+    assert spare.ends() == (0, "True False False\n", "")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from evertrain.launch import args, controllers
 from evertrain.launch.processes import free_port
-from launching import TRAINER, Result, finish, start, wait_for
+from evertrain.mindio import control, protocol
+from evertrain.mindio.controller.host import ControllerHost
+from evertrain.mindio.controller.machine import Machine
+from evertrain.mindio.timing import Timing
+from launching import TRAINER, Result, environment, finish, in_charge, read_events, start, wait_for
 
 
 @pytest.fixture
@@ -24,23 +33,8 @@ def trainer(tmp_path: Path) -> Path:
     return path
 
 
-def read(events: Path) -> list[dict[str, Any]]:
-    lines = events.read_text().splitlines(keepends=True) if events.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def in_charge(launcher: int, events: Path) -> psutil.Process:
-    """The process of the controller in charge, when it trains."""
-    address = [event["address"] for event in read(events) if event["event"] == "control"][-1]
-    port = int(address.rpartition(":")[2])
-    for child in psutil.Process(launcher).children():
-        if any(link.status == "LISTEN" and link.laddr.port == port for link in child.net_connections()):
-            return child
-    raise AssertionError(f"nobody listens on {address}")
-
-
 def count(events: Path, name: str) -> int:
-    return sum(event["event"] == name for event in read(events))
+    return len(read_events(events, name))
 
 
 def trains(events: Path, ranks: int = 2) -> bool:
@@ -98,7 +92,7 @@ def test_killed_in_the_middle_of_an_incident(trainer: Path, tmp_path: Path) -> N
     events, began = tmp_path / "events.jsonl", time.monotonic()
     launcher = pair(trainer, events, 20)
     wait_for(lambda: trains(events), "the beginning of the training")
-    rank = next(event["pid"] for event in read(events) if event["event"] == "started" and event["rank"] == 1)
+    rank = next(event["pid"] for event in read_events(events, "started") if event["rank"] == 1)
     victim = in_charge(launcher.pid, events)
     psutil.Process(rank).kill()
     wait_for(lambda: count(events, "fault"), "the fault")
@@ -109,6 +103,80 @@ def test_killed_in_the_middle_of_an_incident(trainer: Path, tmp_path: Path) -> N
     assert incident["id"] == "i-0001" and incident["restarted"] == [1] and incident["steps_lost"] == 0, incident
 
 
+def test_no_controller_outlives_a_killed_launcher(trainer: Path, tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    launcher = pair(trainer, events, 1000)
+    wait_for(lambda: trains(events), "the beginning of the training")
+    children = psutil.Process(launcher.pid).children()
+    assert len(children) == 4, children
+    in_charge(launcher.pid, events).suspend()  # the others would end by themselves, as the agent is gone
+    launcher.kill()
+    launcher.communicate()
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+def test_a_standby_that_can_not_be_started_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has a controller; it must not end because there is no second one."""
+
+    async def scenario() -> None:
+        said: list[str] = []
+        config = args.parse(["--ft-standby=1", "-m", "json"], {})
+        outputs: Any = SimpleNamespace(say=said.append)
+        pair = await controllers._Pair.start(config, "t" * 16, outputs)
+        try:
+            monkeypatch.setattr(controllers, "CONTROLLER_PROCESS", "no.such.module")
+            _, standby = pair._processes.values()
+            standby.kill()
+            async with asyncio.timeout(30):
+                while len(said) < 2:
+                    await asyncio.sleep(0.01)
+        finally:
+            await pair.close()
+        assert said[1] == "warning: a controller could not be started: exit code 1; the job goes on without a standby"
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_hangs_while_the_controller_is_lost(trainer: Path, tmp_path: Path) -> None:
+    """It lives and does not come to the new controller; the others do not wait for it for ever."""
+    events, began = tmp_path / "events.jsonl", time.monotonic()
+    launcher = pair(trainer, events, 40)
+    wait_for(lambda: trains(events), "the beginning of the training")
+    rank = next(event["pid"] for event in read_events(events, "started") if event["rank"] == 1)
+    victim = in_charge(launcher.pid, events)
+    victim.suspend()  # so that it can't do anything about the rank
+    psutil.Process(rank).suspend()
+    victim.kill()
+    result = finish(launcher, began, events)
+    ended_well(result, 40)
+    assert [incident["restarted"] for incident in result.incidents] == [[1]], result
+
+
+def order(events: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "evertrain.cli.main", "ctl", f"--events={events}", "--wait=20", *words]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert result.returncode == 0, result
+    return result.stdout
+
+
+def test_a_pause_outlives_its_controller(trainer: Path, tmp_path: Path) -> None:
+    events, began = tmp_path / "events.jsonl", time.monotonic()
+    launcher = pair(trainer, events, 40)
+    wait_for(lambda: trains(events), "the beginning of the training")
+    order(events, "pause", "--timeout=100")
+    in_charge(launcher.pid, events).kill()
+    wait_for(lambda: count(events, "paused") == 2, "the pause under the new controller")
+    first, second = (event["step"] for event in read_events(events, "paused"))
+    assert second == first + 1
+    wait_for(lambda: count(events, "control") == 2, "the address of the new controller")
+    status = json.loads(order(events, "status"))
+    assert (status["state"], status["paused"], status["step"]) == ("paused", True, second)
+    assert "goes on" in order(events, "continue")
+    result = finish(launcher, began, events)
+    ended_well(result, 40)
+    assert not result.incidents and count(events, "generation") == 1, result
+
+
 @pytest.mark.matrix
 def test_a_frozen_controller_is_replaced_and_steps_down_when_it_wakes_up(trainer: Path, tmp_path: Path) -> None:
     events, began = tmp_path / "events.jsonl", time.monotonic()
@@ -117,6 +185,7 @@ def test_a_frozen_controller_is_replaced_and_steps_down_when_it_wakes_up(trainer
     frozen = in_charge(launcher.pid, events)
     frozen.send_signal(signal.SIGSTOP)
     wait_for(lambda: count(events, "takeover"), "the take-over", 25)
+    assert json.loads(order(events, "status"))["state"] == "running"
     frozen.send_signal(signal.SIGCONT)
     wait_for(lambda: count(events, "standby") == 2, "the old one stands by")
     result = finish(launcher, began, events)
@@ -146,6 +215,7 @@ def test_node_0_is_lost_with_the_controller(trainer: Path, tmp_path: Path) -> No
     assert all(f"done {rank} 30" in results[rank // 2].out for rank in range(4)), results
     (incident,) = results[0].incidents
     assert incident["restarted"] == [0, 1] and incident["steps_lost"] == 0, incident
+    assert count(events, "launch") == 1, "the nodes share the file, and it is one run"
 
 
 def test_a_stranger_gets_no_place(trainer: Path, tmp_path: Path) -> None:
@@ -157,3 +227,25 @@ def test_a_stranger_gets_no_place(trainer: Path, tmp_path: Path) -> None:
     assert stranger.code == 70 and "wrong job token" in stranger.err, stranger
     second = node(trainer, 1, port, token, tmp_path / "e.jsonl", 3)
     assert [finish(each, began).code for each in (first, second)] == [0, 0]
+
+
+def test_an_order_to_the_standby_reaches_the_controller_in_charge() -> None:
+    async def scenario() -> protocol.Answer:
+        hosts: list[ControllerHost] = []
+        try:
+            for _ in range(2):
+                peer = hosts[0].address if hosts else ""
+                host = ControllerHost(
+                    lambda: Machine(1, Timing.derive(0.5)), "t", "127.0.0.1", 0, leads=not hosts, peer=peer
+                )
+                await host.start()
+                hosts.append(host)
+            door = control.Door(protocol.address(hosts[1].address), "t")
+            command = protocol.Command(request=1, order="status")
+            return await asyncio.to_thread(control.ask, door, command, 10.0)
+        finally:
+            for host in hosts:
+                await host.close()
+
+    answer = asyncio.run(scenario())
+    assert answer.ok and answer.text == "idle"

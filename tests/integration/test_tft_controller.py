@@ -256,6 +256,18 @@ def test_what_the_functions_refuse(clean_api: None) -> None:
     assert api.tft_notify_controller_change_strategy("upgrade", "x" * 1024) == 1
 
 
+def test_a_controller_without_a_processor_has_a_log(
+    clean_api: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TTP_LOG_PATH", str(tmp_path / "logs"))
+    api.tft_init_controller(-1, 2, False)
+    api.tft_start_controller("127.0.0.1", free_port(), False)
+    api.tft_notify_controller_change_strategy("pray")
+    api.tft_destroy_controller()
+    (file,) = (tmp_path / "logs").iterdir()
+    assert "'pray' was not offered" in file.read_text() and file.stat().st_mode & 0o777 == 0o440
+
+
 def test_a_second_controller_on_the_same_port_says_why_it_can_t_start() -> None:
     with controller() as running:
         script = (
@@ -309,6 +321,11 @@ def test_a_frozen_controller_is_left_for_a_standby() -> None:
                 assert time.monotonic() < deadline, "nobody left the frozen controller"
                 threading.Event().wait(0.05)
             assert standby.machine.active and all(rank.running for rank in ranks)
+            frozen.set()
+            while first.machine.ended is None:
+                assert time.monotonic() < deadline, "two controllers lead"
+                threading.Event().wait(0.05)
+            assert standby.machine.ended is None
         finally:
             frozen.set()
             for rank in ranks:

@@ -114,6 +114,12 @@ def test_requested_dump(tmp_path: Path) -> None:
         assert job.callbacks() == {"save": 2, "rename": 1}
 
 
+def assert_halted(job: Job) -> None:
+    """All at the end of the same step: 11, or 12 if a rank had done step 11 before the order came."""
+    last = max(job.steps())
+    assert last in (11, 12) and len(job.steps()[last]) == WORLD
+
+
 def test_pause_and_continue(tmp_path: Path, undisturbed: Any) -> None:
     with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:2:gate", steps=STEPS) as (job, platform):
         gate = job.gate("gate")
@@ -123,7 +129,8 @@ def test_pause_and_continue(tmp_path: Path, undisturbed: Any) -> None:
         platform.wait_state("PAUSE")
         gate.set()
         assert platform.next("report_stop_complete")[0] == 0
-        assert max(job.steps()) == 11 and job.callbacks() == {"stream_sync": 4}
+        assert_halted(job)
+        assert set(job.callbacks()) == {"stream_sync"}
         assert controller_ttp.tft_notify_controller_change_strategy("continue") == 0
         assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "continue")
         job.wait()
@@ -141,13 +148,14 @@ def test_hot_switch(tmp_path: Path, undisturbed: Any) -> None:
         platform.wait_state("STEP_FINISH")
         gate.set()
         assert platform.next("report_strategies") == ({}, ["migration"])
-        assert max(job.steps()) == 11
+        assert_halted(job)
         old.kill()  # the platform deletes the old pod
         assert controller_ttp.tft_notify_controller_change_strategy("migration") == 0
         assert platform.next("report_result") == (0, "Mindio do repair operation ok", {}, "migration")
         job.wait()
-        counts = {"stream_sync": 4, "rebuild_group": 4, "RT_SEND": 1, "RT_RECV_REPAIR": 1, "rollback": 4}
-        assert job.callbacks() == counts
+        counts = job.callbacks()
+        assert counts.pop("stream_sync") >= 4
+        assert counts == {"rebuild_group": 4, "RT_SEND": 1, "RT_RECV_REPAIR": 1, "rollback": 4}
         assert_undisturbed(job, undisturbed)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from certificates import Authority, Issued
+from certificates import DAY, Authority, Issued
 from evertrain.mindio.tft import api_controller, api_framework, log, runtime
 from mindio_jobs import free_port, until
 from mindio_ttp import framework_ttp as tft
@@ -71,6 +71,13 @@ def test_both_sides_show_their_certificates(authority: Authority) -> None:
         tft.tft_start_updating_os()
         tft.tft_end_updating_os(step)
     until(lambda: api_controller._controller.machine.roster.initialised(), "the report of the groups")
+
+
+def test_a_certificate_that_soon_expires_is_told(authority: Authority, tmp_path: Path) -> None:
+    lead(info(authority.issue("soon", ends=10 * DAY)))
+    tft.tft_destroy_controller()
+    (file,) = (tmp_path / "logs").iterdir()
+    assert "soon.pem expires in 9 days" in file.read_text()
 
 
 def test_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:

@@ -431,3 +431,14 @@ def test_arguments_that_make_no_sense_are_refused(tmp_path):
         Checkpoints(tmp_path, keep=0)
     with pytest.raises(ValueError):
         Checkpoints(tmp_path).save(-1, packed(1))
+
+
+def test_a_step_whose_checkpoint_was_damaged_is_written_again(tmp_path):
+    store = Checkpoints(tmp_path)
+    store.save(1, packed(1))
+    flip(0.6)(store.save(2, packed(2)))
+    assert store.load_newest()[0] == 1
+    assert store.steps() == [1], "whoever asks whether step 2 is still to be written"
+    store.save(2, packed(2))
+    assert store.steps() == [1, 2] and store.newest_step() == 2
+    check(store.load_newest()[1], 2)

@@ -110,6 +110,8 @@ def evidence(states="SSS", cpu=0.0, process=None, answered=True, stacks=("a", "a
         (evidence("DDD", answered=True, stacks=("", "")), "frozen", False),
         (evidence("SSS", answered=False, stacks=("", "")), "frozen", False),
         (evidence("RRR", answered=False, stacks=("", "")), "busy", True),
+        (evidence("RRR", 0.005, answered=False), "busy", True),
+        (evidence("RRR", 0.005, answered=True), "busy", True),
         (evidence("RRR", 0.1, answered=False), "gil", False),
         (evidence("SSS", answered=False), "gil", False),
         (evidence("RRR", 0.1, answered=False, stacks=("Thread 1\n f", "Thread 1\n g")), "gil", True),

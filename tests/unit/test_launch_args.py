@@ -216,7 +216,7 @@ def test_number_of_nodes(script, capsys):
         (["--ft-timing", "data_stall=0.1"], "bound (2 s) must not exceed data_stall"),
         (["--ft-fault", "boom@step=1,rank=0"], "unknown fault kind 'boom'"),
         (["--ft-fault", "kill@step=1,rank=5"], "below 1"),
-        (["--ft-events", "/nonexistent/x.jsonl"], "can't be written"),
+        (["--ft-events", "/dev/null/x.jsonl"], "can't be written"),
     ],
 )
 def test_what_is_refused_and_why(script, capsys, argv, words):

@@ -6,7 +6,7 @@ import asyncio
 
 from evertrain.mindio import protocol
 from evertrain.mindio.controller.leader import Leader
-from evertrain.mindio.controller.machine import Machine
+from evertrain.mindio.controller.machine import AgentLost, Machine
 from evertrain.mindio.timing import Timing
 
 
@@ -28,3 +28,25 @@ def test_a_new_controller_does_not_draw_the_standby_of_a_job_that_has_begun() ->
 def test_the_standby_of_a_job_that_begins_is_welcome() -> None:
     hello = protocol.Hello(version=protocol.VERSION, token="t", role="standby", address="127.0.0.1:2")
     assert _refusal(hello) is None
+
+
+def test_a_controller_that_was_frozen_hands_over_before_it_does_anything() -> None:
+    """Others may have turned to the standby meanwhile; what it would decide now may contradict what that decided."""
+
+    async def play() -> None:
+        now = 100.0
+        deposed: list[tuple[str, int]] = []
+        machine = Machine(2, Timing.derive(1.0))
+        leader = Leader(
+            machine, "t", "127.0.0.1:1", epoch=3, on_deposed=lambda *who: deposed.append(who), clock=lambda: now
+        )
+        leader.prepare()
+        leader._standbys["127.0.0.1:2"] = object()
+        now += machine.timing.silence / 2 + 0.1
+        leader._feed(AgentLost())
+        assert machine.ended is None, "it has ended a job that others lead"
+        await asyncio.sleep(0)
+        assert deposed == [("127.0.0.1:2", 3)]
+        await leader.close()
+
+    asyncio.run(play())

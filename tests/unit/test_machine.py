@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import simulated_ranks
 from evertrain.mindio import protocol as p
 from evertrain.mindio.controller.machine import AgentLost, FromAgent, FromRank, LinkLost, Machine, Send, ToAgent
 from evertrain.mindio.controller.states import Gathering, Running
@@ -227,6 +228,20 @@ def test_a_rebuild_that_takes_too_long_is_tried_again() -> None:
     incident = recover(job)
     assert incident["generation"] == 3
     assert "did not join within" in incident["faults"][-1]["detail"]
+
+
+def test_big_states_take_time_to_hash_and_are_not_given_up_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eighty gigabytes: whoever hashes them neither joins nor reacts to anything for half a minute."""
+    monkeypatch.setattr(simulated_ranks, "STATE_BYTES", 80_000_000_000)
+    job = Cluster(3).started()
+    job.end_process(job.ranks[1], -9)
+    while job.machine.generation == 1:
+        job._one_thing(False)
+    assert job.machine.deadline is not None and job.machine.deadline > job.now + 60.0, "while they hash"
+    job.end_process(job.ranks[2], -9)
+    job.from_agent()
+    assert job.machine.deadline is not None and job.machine.deadline > job.now + 60.0, "while they get out of it"
+    assert recover(job)["restarted"] == [1, 2]
 
 
 def test_giving_up_names_the_first_cause() -> None:

@@ -105,11 +105,23 @@ def test_processes_of_a_node_whose_agent_is_gone_are_told_to_leave() -> None:
     assert sorted(rank for rank, _ in job.said(p.Exit)) == [2, 3]
 
 
-def test_a_stuck_collective_takes_the_word_of_all_nodes() -> None:
-    def stuck(rank: int, step: int, node: int) -> FromAgent:
-        fault = p.Fault(kind="hccl", rank=rank, detail="all wait")
-        return FromAgent(p.Observed(fault=fault, step=step, partial=True), node)
+def stuck(rank: int, step: int, node: int) -> FromAgent:
+    fault = p.Fault(kind="hccl", rank=rank, detail="all wait")
+    return FromAgent(p.Observed(fault=fault, step=step, partial=True), node)
 
+
+def test_nobody_waits_for_the_word_of_a_node_that_is_missing() -> None:
+    job = running(node_loss="shrink", steps=12)
+    lose_node(job, 1, links_first=False)
+    job.quiesce(train=False)
+    job.train(1)
+    job.quiesce(train=False)
+    stops = len(job.said(p.Stop))
+    job.feed(stuck(0, 3, 0))
+    assert {rank for rank, _ in job.said(p.Stop)[stops:]} == {0, 1}
+
+
+def test_a_stuck_collective_takes_the_word_of_all_nodes() -> None:
     job = running()
     job.feed(stuck(0, 2, 0))
     assert not job.said(p.Stop), "they may wait for a slow rank of the other node"
@@ -168,3 +180,22 @@ def test_a_minority_waits_instead_of_going_on_alone() -> None:
     lose_node(job, 2, links_first=False)
     job.quiesce(train=False)
     assert isinstance(job.machine.state, Gathering), "the other two may be alive with a controller of their own"
+
+
+def test_a_prepared_process_is_lost_with_its_node() -> None:
+    """No matter whether its link is known to be broken: a node without power breaks none."""
+    job = running(steps=20)
+    job.command("hot-switch", rank=2)
+    job.boot(job.shadows[2])
+    job.from_rank(job.shadows[2])
+    for rank in (2, 3):
+        job.ranks[rank].place = "dead"
+    job.shadows[2].place = "dead"
+    job.feed(AgentLost(node=1))
+    assert [answer.ok for answer in job.answers] == [False] and "node 1 is lost" in job.answers[0].text
+    job.quiesce()
+    assert isinstance(job.machine.state, Gathering), "it waits for the node"
+    job.feed(agent(1))
+    job.settle()
+    assert job.end is not None and job.end.code == 0
+    assert not any(incident["steps_lost"] for incident in job.incidents)

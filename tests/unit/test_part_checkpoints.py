@@ -60,7 +60,7 @@ def test_in_the_background(tmp_path: Path) -> None:
     assert (trees["shard:1"]["w"] == 1).all(), "what was written is the state at the time of the call"
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "other"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed", "other", "exchanged"])
 def test_a_bad_part_makes_it_unusable_and_the_next_older_is_taken(tmp_path: Path, damage: str) -> None:
     store = PartCheckpoints(tmp_path)
     write(store, 5, *EVERY)
@@ -73,7 +73,11 @@ def test_a_bad_part_makes_it_unusable_and_the_next_older_is_taken(tmp_path: Path
         victim.write_bytes(raw[:-40])
     elif damage == "changed":
         victim.write_bytes(raw[:200] + bytes([raw[200] ^ 1]) + raw[201:])
-    else:  # whole, but not the file of this checkpoint
+    elif damage == "exchanged":  # whole, of this step, and yet another file than was written with the rest
+        PartCheckpoints(tmp_path).save_parts(10, {"shard:1": part("another", 9)}, EVERY, "2x1", "x", "periodic")
+        (another,) = (path for path in parts_of(tmp_path, 10) if path.name.endswith(".x.part"))
+        another.replace(victim)
+    else:  # of another step
         victim.write_bytes((parts_of(tmp_path, 5)[1]).read_bytes())
     if damage in ("missing", "cut", "other"):
         assert store.newest_step() == 5
@@ -112,3 +116,14 @@ def test_a_checkpoint_in_one_piece_has_one_part(tmp_path: Path) -> None:
     assert path == tmp_path / "step-000000000003.ckpt" and not list(tmp_path.glob("*.parts"))
     found = store.load_newest_parts(lambda names, cut: pytest.fail("there is nothing to choose from"))
     assert found is not None and list(found[1]) == ["state"]
+
+
+def test_a_damaged_part_is_written_again(tmp_path: Path) -> None:
+    store = PartCheckpoints(tmp_path)
+    write(store, 5, *EVERY)
+    victim = next(path for path in parts_of(tmp_path, 5) if path.name.startswith("shard-1"))
+    raw = victim.read_bytes()
+    victim.write_bytes(raw[:200] + bytes([raw[200] ^ 1]) + raw[201:])
+    assert store.load_newest_parts(own) is None and store.steps() == []
+    write(store, 5, "shard:1")
+    assert store.load_parts(5, own)["shard:1"]["name"] == "shard:1" and store.newest_step() == 5

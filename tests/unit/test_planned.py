@@ -234,6 +234,24 @@ def test_a_fault_while_paused_is_repaired_and_the_pause_is_kept() -> None:
     assert {rank.place for rank in job.ranks.values()} == {"inside"}
 
 
+def test_a_restart_of_all_processes_keeps_the_pause() -> None:
+    job = Cluster(2, steps=40, max_restarts=1).started()
+    job.command("pause", timeout=1000.0)
+    go_on(job, 2)
+    job.start_ranks = False
+    job.end_process(job.ranks[1], -9)
+    for _ in range(3):
+        job.quiesce(train=False)
+        job.start_ranks = job.machine._history.failed_starts[1] == 2
+        job.end_process(job.ranks[1], 1)
+    go_on(job, 4)
+    assert job.machine.restarts == 1
+    assert {rank.place for rank in job.ranks.values()} == {"paused"}
+    job.command("continue")
+    job.settle()
+    assert job.end is not None and job.end.code == 0
+
+
 @pytest.mark.parametrize("order", ["continue", "cancel-switch", "dance"])
 def test_an_order_that_makes_no_sense_is_refused(order: str) -> None:
     job = Cluster(2).started()
@@ -318,6 +336,20 @@ def test_a_switch_that_can_not_be_is_refused(world_size: int, rank: int) -> None
     assert [answer.ok for answer in job.answers] == [False]
 
 
+def test_a_part_that_only_the_old_process_has_is_not_thrown_away() -> None:
+    """A controller that has just taken over does not know who holds what before all are out."""
+    job = Cluster(4, shards=4, steps=40).started()
+    for member in job.machine._roster:
+        member.out = None
+    job.command("hot-switch", rank=1)
+    go_on(job, 4)
+    assert "nobody but rank 1 has its state" in job.answers[-1].text and not job.answers[-1].ok
+    assert job.ranks[1].incarnation == 0
+    job.settle()
+    assert job.end is not None and job.end.code == 0
+    assert not any(incident["steps_lost"] for incident in job.incidents)
+
+
 def test_status_has_the_newest_step_and_the_processes() -> None:
     job = Cluster(2).started()
     job.feed(FromAgent(p.Started(rank=1, incarnation=0, pid=4711, warm=False)))
@@ -325,3 +357,14 @@ def test_status_has_the_newest_step_and_the_processes() -> None:
     job.command("status")
     fields = job.answers[-1].fields
     assert (fields["step"], fields["pids"]["1"], fields["missing"]) == (90, 4711, [])
+
+
+def test_a_rank_that_alone_holds_a_part_of_the_state_is_not_exchanged() -> None:
+    job = Cluster(2, steps=40, shards=2).started()
+    job.command("hot-switch", rank=1)
+    (answer,) = job.answers
+    assert not answer.ok and "no other rank holds shard:1" in answer.text
+    assert not job.shadows
+    job = Cluster(4, steps=40, shards=2).started()
+    job.command("hot-switch", rank=1)
+    assert 1 in job.shadows

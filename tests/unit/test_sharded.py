@@ -297,3 +297,20 @@ def test_what_can_not_be_sharded() -> None:
     ranks[0].optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(UsageError, match="have changed"):
         ranks[0].sharding.begin(0)
+
+
+def test_between_two_updates_of_one_step_nothing_is_clean() -> None:
+    """A script calls step() twice: after the first time the shard is of neither step."""
+    _, ranks = team(2)
+
+    def train(rank: Rank, updates: int) -> None:
+        rank.net.gradients(rank.step)
+        for _ in range(updates):
+            rank.optimizer.step()
+
+    at_once(ranks, lambda rank: train(rank, 2))
+    for rank in ranks:
+        rank.step = 1
+    at_once(ranks, lambda rank: train(rank, 1))
+    assert [rank.sharding.abandon(1) for rank in ranks] == [{}] * WORLD
+    assert [rank.sharding.others() for rank in ranks] == [[]] * WORLD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evertrain.torch.state import TrainingState
+from evertrain.torch.state import StateError, TrainingState
 
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
@@ -37,3 +37,59 @@ def test_a_hyperparameter_that_the_loop_sets_goes_back() -> None:
     optimizer.param_groups[0].update(lr=0.7, momentum=0.1)
     assert state.rollback()
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.1, 0.9)
+
+
+class Centred(torch.nn.Module):
+    """Puts a new tensor in the place of its buffer at each step, as losses with a moving centre do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.register_buffer("centre", torch.zeros(2))
+        self.register_buffer("cache", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.centre = 0.5 * self.centre + x.mean(0)
+        self.cache = None
+        return self.linear(x - self.centre)
+
+
+def test_a_buffer_that_is_replaced_belongs_to_the_state() -> None:
+    model, other = Centred(), Centred()
+    state, received = (TrainingState(m, torch.optim.SGD(m.parameters(), lr=0.1)) for m in (model, other))
+    state.snapshot()
+    model(torch.ones(1, 2))
+    assert state.rollback()
+    assert model.centre.tolist() == [0.0, 0.0] and model.cache is not None
+    model(torch.ones(1, 2))
+    state.snapshot()
+    model(torch.ones(1, 2))
+    assert state.rollback()
+    assert model.centre.tolist() == [1.0, 1.0] and model.cache is None
+    received.load(state.tree())
+    assert other.centre.tolist() == [1.0, 1.0] and other.cache is None
+
+
+def test_a_scaler_that_was_left_after_unscaling_can_begin_the_step_again() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    state = TrainingState(model, optimizer, scaler=scaler)
+    state.snapshot()
+    for _ in range(2):
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        assert state.rollback()
+
+
+def test_a_state_of_another_model_or_with_other_bits_is_refused() -> None:
+    def made(width: int) -> TrainingState:
+        model = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.BatchNorm1d(width))
+        return TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(StateError, match="another model or optimizer"):
+        made(2).load(made(3).tree())
+    tree = made(2).tree()
+    tree["rest"]["step"] = 5
+    with pytest.raises(StateError, match="does not match its own hash"):
+        made(2).load(tree)

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +18,9 @@ import pytest
 
 import tft_controllers
 from evertrain.mindio.tft import api_framework, environment, faults, log, messages, numbers, runtime
+from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.processor import Settings
+from evertrain.mindio.tft.rank import Life
 from mindio_ttp import framework_ttp as tft
 from mindio_ttp import mindspore_api
 from tft_controllers import ScriptedController
@@ -49,7 +52,9 @@ NAMES = {
     "mindio_ttp.controller_ttp": [
         *CONTROLLER, "tft_init_controller", "tft_start_controller", "tft_destroy_controller",
     ],
-    "mindio_ttp.utils": ["tft_can_do_uce_repair", "tft_set_update_start_time", "tft_set_update_end_time"],
+    "mindio_ttp.utils": [
+        "tft_can_do_uce_repair", "tft_set_update_start_time", "tft_set_update_end_time", "get_l2_hbm_error_time",
+    ],
     "mindio_ttp.mindspore_api": ["set_updating", "set_finished"],
 }  # fmt: skip
 
@@ -85,19 +90,108 @@ def test_what_a_star_imports() -> None:
         "tft_register_exception_handler": "(fault_pattern, fault_type, fault_handle)",
         "tft_init_controller": "(rank, world_size, enable_local_copy, enable_arf=False, enable_zit=False)",
         "tft_start_controller": "(bind_ip, port, enable_tls=True, tls_info='')",
+        "tft_destroy_controller": "()",
+        "tft_exception_handler": "(func)",
+        "tft_register_decrypt_handler": "(decryptor)",
+        "set_mindio_export_version": "(framework_type)",
+        **dict.fromkeys(
+            ("tft_reset_limit_step", "tft_wait_next_action", "tft_wait_repair_action", "tft_get_repair_step",
+             "tft_get_repair_type", "tft_is_reboot_node", "tft_get_reboot_type"), "()"
+        ),
         **{f"tft_register_{name}_handler": "(func, ctx=None)" for name in HANDLERS},
+        "tft_register_mindx_callback": "(action, func)",
+        "tft_notify_controller_stop_train": "(fault_ranks, stop_type='stop', timeout=None)",
+        "tft_notify_controller_on_global_rank": "(fault_ranks, time=1)",
+        "tft_notify_controller_prepare_action": "(action, fault_ranks=None)",
+        "tft_notify_controller_change_strategy": "(strategy, params='')",
+        "tft_notify_controller_dump": "()",
+        "tft_query_high_availability_switch": "()",
+        "tft_set_update_start_time": "(start_time=None)",
+        "tft_set_update_end_time": "(end_time=None)",
     }.items(),
-)
+)  # fmt: skip
 def test_signatures(name: str, signature: str) -> None:
-    plain = [p.replace(annotation=p.empty) for p in inspect.signature(getattr(tft, name)).parameters.values()]
+    modules = [importlib.import_module(module) for module in NAMES]
+    functions = {getattr(module, name) for module in modules if hasattr(module, name)}
+    assert len(functions) == 1, "one function, wherever it is imported from"
+    plain = [p.replace(annotation=p.empty) for p in inspect.signature(functions.pop()).parameters.values()]
     assert str(inspect.Signature(plain)) == signature
 
 
-def test_numbers() -> None:
-    assert [state.value for state in tft.ReportState] == list(range(9))
-    assert tft.ReportState.RS_UNKNOWN.value == 8 and tft.RepairType.RT_LOAD_REBUILD.value == 6
-    assert (tft.Action.RETRY.value, tft.Action.EXIT.value, tft.OptimizerType.MOE.value) == (0, 1, 1)
-    assert numbers.TrainState.HCCL_FAILED == 12
+@pytest.mark.parametrize(
+    ("numbered", "names"),
+    [
+        (numbers.ReportState, "RS_NORMAL RS_RETRY RS_UCE RS_UCE_CORRUPTED RS_HCCL_FAILED RS_INIT_FINISH "
+                              "RS_PREREPAIR_FINISH RS_STEP_FINISH RS_UNKNOWN"),
+        (numbers.RepairType, "RT_SEND RT_UCE_HIGHLEVEL RT_UCE_LOWLEVEL RT_RECV_REPAIR RT_ROLLBACK RT_LOAD_CKPT "
+                             "RT_LOAD_REBUILD"),
+        (numbers.OptimizerType, "ATTENTION MOE"),
+        (numbers.Action, "RETRY EXIT"),
+        (numbers.ControllerRepairType, "DUMP RETRY ARF UPGRADE DOWNGRADE NONE"),
+        (numbers.TrainState, "NORMAL ABNORMAL UCE_HIGH UCE_LOW UCE_CORRUPTED OFFLINE ISOLATE INIT_FINISH "
+                             "PREREPAIR_FINISH PRECISION_ERROR STEP_FINISH EXIT HCCL_FAILED"),
+        (numbers.DataStatus, "UPDATED UPDATING COPYING"),
+        (numbers.Result, "OK ERROR WAIT_CHECK STOP_SERVICE TIMEOUT NEED_RETRY DOWNGRADE REPAIR PAUSE SWITCH RERUN"),
+        (numbers.FaultType, "UCE PROCESS HCCL"),
+        (Life, "BEGIN INITING INITED START RESTART END NORMAL PAUSE DUMP"),
+    ],
+)  # fmt: skip
+def test_numbers(numbered: Any, names: str) -> None:
+    assert {member.name: member.value for member in numbered} == {name: n for n, name in enumerate(names.split())}
+
+
+def test_codes() -> None:
+    assert [int(code) for code in numbers.ReportCode] == [0, 201, 404, 405, 406, 499]
+    codes = (numbers.RET_OK, numbers.RET_ERROR, numbers.RET_K8S, numbers.RET_PASS, numbers.RET_EXCEPTION)
+    assert codes == (0, 1, 2, 3, 4)
+    limits = (numbers.MAX_WORLD, numbers.MAX_KINDS, numbers.MAX_PARAM, numbers.MAX_ERROR_CODE, numbers.MAX_STEP)
+    assert limits == (100_000, 1000, 1023, 15, 2**63 - 2)
+
+
+UNIT = messages.RepairUnit(src=0, dst=1, kind=1, repair_type=numbers.RepairType.RT_LOAD_REBUILD.value)
+INFO = {"type": [1], "repair_type": 6, "src": [0], "dst": [1], "rank_list": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "arguments"),
+    [
+        ("save_ckpt", (7, [messages.SaveGroup(kind=1, ranks=[0, 2])]),
+         (7, [{"type": 1, "ranks": [0, 2]}], "args", "ctx")),
+        ("rename", (7,), (7, "args")),
+        ("exit", (), ("ctx",)),
+        ("stop", (), ("args", "ctx")),
+        ("clean", (True,), (True, "args", "ctx")),
+        ("rebuild_group", ([3],), ([3], "args", "ctx")),
+        ("repair", (7, [UNIT], [0, 1]), (7, True, [1], INFO, "args", "ctx")),
+        ("rollback", (7,), (7, "args", "ctx")),
+        ("stream_sync", (), ()),
+        ("zit_downgrade_rebuild", ([[0, 2]], [0, 1, 2], "param"), ([0, 2], [0, 1, 2], "args", "param")),
+        ("zit_upgrade_rebuild", ([3], "param"), ([3], "args", "param")),
+        ("zit_upgrade_repair", (7, [UNIT], [0, 1], "param"), (7, True, [1], INFO, "args", "param")),
+        ("zit_upgrade_rollback", (7, "param"), (7, "args", "param")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mindspore", [False, True])
+def test_what_callbacks_get(
+    monkeypatch: pytest.MonkeyPatch, mindspore: bool, name: str, values: tuple, arguments: tuple
+) -> None:
+    monkeypatch.setenv("MINDIO_FOR_MINDSPORE", str(mindspore))
+    callbacks, got, used = Callbacks(), [], []
+    callbacks.args = "args"
+    callbacks.use_device = lambda: used.append(name)
+    callbacks.register(name, lambda *args: got.append(args) or 0, "ctx")
+    assert getattr(callbacks, name)(*values) == 0
+    assert got == [(7, "ctx") if mindspore and name == "rename" else arguments]
+    assert bool(used) != name.startswith(("zit", "exit")), "on the device that the process had at the beginning"
+
+
+@pytest.mark.parametrize("name", HANDLERS)
+def test_what_happens_without_a_callback(name: str) -> None:
+    values = {"save_ckpt": (7, []), "clean": (True,), "rebuild_group": ([],), "repair": (7, [UNIT], []), "rename": (7,),
+              "rollback": (7,), "zit_downgrade_rebuild": ([], [], ""), "zit_upgrade_rebuild": ([], ""),
+              "zit_upgrade_repair": (7, [UNIT], [], ""), "zit_upgrade_rollback": (7, "")}  # fmt: skip
+    result = getattr(Callbacks(), name)(*values.get(name, ()))
+    assert result == {"save_ckpt": 1, "stop": 1, "clean": 4}.get(name, 0)
 
 
 # --- functions -------------------------------------------------------------------------------------------------------
@@ -127,6 +221,9 @@ GOOD = {"rank_list": [0, 1, 2, 3], "replica_cnt": 2, "replica_shift": 0}
         ({"replica_cnt": True}, "replica_cnt"),
         ({"replica_shift": -1}, "replica_shift"),
         ({"replica_shift": "0"}, "replica_shift"),
+        ({"rank_list": [0, 2], "replica_cnt": 1}, "must have rank 1 in it"),
+        ({"rank_list": [1, 4]}, "none above 3"),
+        ({"rank_list": [1, 2, 2]}, "no rank twice"),
     ],
 )
 def test_replica_groups_are_checked(leader: ScriptedController, change: dict, text: str) -> None:
@@ -140,7 +237,7 @@ def test_replica_groups_and_the_data_parallel_group(leader: ScriptedController) 
     tft.tft_set_dp_group_info(1, [0, 1, 2, 3])  # not smaller than the replica group: of no interest
     tft.tft_set_dp_group_info(1, [1, 3])
     assert leader.next(messages.DpReport).ranks == [1, 3]
-    for bad in ((-1, [GOOD]), (1, []), (1, GOOD), (1, [{"rank_list": [1]}]), (1, [3])):
+    for bad in ((-1, [GOOD]), (2, [GOOD]), (1, []), (1, GOOD), (1, [{"rank_list": [1]}]), (1, [3])):
         with pytest.raises(Exception):  # noqa: B017
             tft.tft_set_optimizer_replica(*bad)
     with pytest.raises(Exception, match="not in its own"):
@@ -181,6 +278,17 @@ def test_errors_are_reported_at_once(leader: ScriptedController, state: Any) -> 
     tft.tft_report_error(state, "a code of more than fifteen characters")
     status = leader.next(messages.Heartbeat).status
     assert status.npu_status == numbers.TrainState.UCE_HIGH and status.error_code == "a code of more "
+
+
+def test_arguments_of_callbacks_are_not_changed_under_a_checkpoint(leader: ScriptedController) -> None:
+    tft.tft_set_step_args("first")
+    tft.tft_set_step_args(None)
+    assert runtime.runtime.callbacks.args == "first"
+    runtime.runtime.processor.steps.begin_dump()
+    with pytest.raises(Exception, match="checkpoint"):
+        tft.tft_set_step_args("second")
+    with pytest.raises(Exception, match="checkpoint"):
+        tft.tft_start_copy_os()
 
 
 def test_questions(leader: ScriptedController) -> None:
@@ -226,6 +334,7 @@ def test_export_version(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tft.tft_start_processor('127.0.0.1', 8000)", "tft_init_processor first"),
         ("tft.tft_init_processor(0, 4, False, False); tft.tft_start_processor('127.0.0.1', 80)", "1024"),
         ("tft.tft_init_processor(0, 4, False, False); tft.tft_init_processor(0, 4, False, False)", "before"),
+        ("tft.tft_init_processor(0, 4, False, False); tft.tft_start_processor('127.0.0.1', 8000, 1)", "local_ip"),
     ],
 )
 def test_a_mistake_at_the_start_ends_the_process_at_once(tmp_path: Path, code: str, says: str) -> None:
@@ -247,8 +356,6 @@ def test_a_mistake_at_the_start_ends_the_process_at_once(tmp_path: Path, code: s
         ("TTP_RETRY_TIMES", environment.retry_times, 10, "300", ("0", "301", "ten", "-1", "1.5", "")),
         ("TTP_NORMAL_ACTION_TIME_LIMIT", environment.action_limit, 180, "30", ("29", "1801")),
         ("MINDIO_WAIT_MINDX_TIME", environment.platform_limit, 30, "3600", ("0", "3601")),
-        ("TTP_ACCLINK_CHECK_PERIOD_HOURS", environment.certificate_check_hours, 168, "24", ("23", "721")),
-        ("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", environment.certificate_warning_days, 30, "7", ("6", "181")),
         ("TTP_FRAMEWORK_TYPE", environment.framework_type, 0, "1", ("2", "x")),
     ],
 )
@@ -262,12 +369,6 @@ def test_numbers_of_the_environment(
     for value in bad:
         monkeypatch.setenv(name, value)
         assert read() == default
-
-
-def test_a_warning_comes_before_the_last_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TTP_ACCLINK_CHECK_PERIOD_HOURS", "720")
-    monkeypatch.setenv("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", "29")
-    assert environment.certificate_warning_days() == 30
 
 
 # --- log -------------------------------------------------------------------------------------------------------------
@@ -321,6 +422,18 @@ def test_the_log_to_standard_output(log_path: Path, monkeypatch: pytest.MonkeyPa
     log.start()
     log.logger.error("seen")
     assert "seen" in capsys.readouterr().out and not log_path.exists()
+
+
+def test_a_shared_log_whose_directory_is_gone_harms_nobody(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("TTP_LOG_MODE", "ONLY_ONE")
+    log.start()
+    log.logger.error("written")
+    shutil.rmtree(log_path)
+    for _ in range(3):
+        log.logger.error("lost")
+    assert capsys.readouterr().err.count("can't be written") == 1
 
 
 @pytest.mark.parametrize("obstacle", ["link", "file", "full"])

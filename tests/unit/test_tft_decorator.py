@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import tft_controllers
-from evertrain.mindio.tft import api_framework, decorator, faults, messages, runtime, update_time
+from evertrain.mindio.tft import api_framework, decorator, environment, faults, hosting, messages, runtime, update_time
 from evertrain.mindio.tft.decorator import tft_exception_handler
 from evertrain.mindio.tft.numbers import RepairType, ReportState, Result, TrainState
 from evertrain.mindio.tft.processor import Settings
@@ -108,6 +109,20 @@ def test_a_normal_return_ends_the_processor(leader: ScriptedController) -> None:
         pass
     leader.next(messages.Bye)
     assert runtime.runtime.processor is None
+
+
+@pytest.mark.parametrize(("rank", "platform"), [(0, False), (0, True), (1, False)])
+def test_the_controller_ends_with_the_function_of_rank_0_unless_a_platform_leads_it(
+    leader: ScriptedController, monkeypatch: pytest.MonkeyPatch, rank: int, platform: bool
+) -> None:
+    processor = runtime.runtime.processor
+    processor.settings = dataclasses.replace(processor.settings, rank=rank)
+    if platform:
+        monkeypatch.setenv("MINDX_TASK_ID", "a-job")
+    ended: list[int] = []
+    monkeypatch.setattr(hosting, "destroy_controller", lambda: ended.append(rank))
+    Call(lambda: None).end()
+    assert ended == ([0] if rank == 0 and not platform else [])
 
 
 def test_after_a_memory_error_it_is_called_again_with_what_the_callbacks_put_into_the_list(
@@ -216,6 +231,51 @@ def test_other_exceptions_are_reported_and_end_the_function(leader: ScriptedCont
     with pytest.raises(ValueError, match="a mistake of the script"):
         call.end()
     assert "a mistake of the script" in capsys.readouterr().err
+
+
+def test_a_process_that_failed_does_not_end_while_its_checkpoint_is_written(
+    leader: ScriptedController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, written = threading.Event(), threading.Event()
+    waits: list[int] = []
+
+    def limit() -> float:
+        waits.append(1)
+        if len(waits) == 3:
+            written.set()
+        return 0.05
+
+    def save(*_: Any) -> None:
+        begun.set()
+        written.wait(PATIENCE)
+
+    def train() -> None:
+        raise ValueError("a mistake of the script")
+
+    monkeypatch.setattr(environment, "action_limit", limit)
+    runtime.runtime.callbacks.register("save_ckpt", save)
+    sn = leader.order(messages.SaveCheckpoint, repair_id=1, step=0, groups=[messages.SaveGroup(kind=0, ranks=[1])])
+    assert begun.wait(PATIENCE)
+    with pytest.raises(ValueError, match="a mistake of the script"):
+        Call(train).end()
+    assert written.is_set()
+    reply = leader.next(messages.Reply)
+    assert (reply.sn, reply.result) == (sn, Result.OK)
+
+
+def test_without_a_controller_an_exception_is_that_of_the_function(leader: ScriptedController) -> None:
+    processor = runtime.runtime.processor
+    leader.order(messages.Destroyed)
+    leader.ask(messages.Collect)
+    leader.drop_link()
+    processor._keeper.join(PATIENCE)
+    for kind in (RuntimeError, ValueError):
+
+        def train(kind: type[Exception] = kind) -> None:
+            raise kind("UCE ERROR")
+
+        with pytest.raises(kind, match="UCE ERROR"):
+            Call(train).end()
 
 
 def test_with_an_export_version_arguments_stay_a_tuple(

@@ -7,7 +7,7 @@ from tests.tft_job import PLATFORM_FAST, Job
 
 from evertrain.mindio.tft import messages as w
 from evertrain.mindio.tft.numbers import DataStatus, RepairType, Result, TrainState
-from evertrain.mindio.tft.requests import Signal
+from evertrain.mindio.tft.requests import Act, Flow, FromLink, Signal, Wait
 
 OK = (0, "Mindio do repair operation ok")
 HIGH, LOW = TrainState.UCE_HIGH, TrainState.UCE_LOW
@@ -278,6 +278,80 @@ def test_the_variant_with_a_stride_saves_the_additional_copy() -> None:
     assert job.ranks(w.SaveCheckpoint) == [4, 5]
 
 
+@pytest.mark.parametrize("local_copy", [True, False])
+def test_a_checkpoint_from_local_copies(local_copy: bool) -> None:
+    """Both holders of a shard are in the middle of an update. They have a copy of the step before."""
+    job = Job(local_copy=local_copy)
+    for rank in (1, 3):
+        job.beat(rank, data_status=DataStatus.UPDATING, backup_step=5)
+    job.kill(2)
+    assert job.ranks(w.SaveCheckpoint) == ([0, 1] if local_copy else [])
+    said = "a checkpoint of step 5 is saved" if local_copy else "no checkpoint could be saved: no whole copy"
+    assert (job.machine.ended or "").startswith(said)
+
+
+# --- a controller that stood still -----------------------------------------------------------------------------------
+
+
+def test_the_time_in_which_the_controller_stood_still_is_nobody_s_silence() -> None:
+    job = Job()
+    job.now += 30
+    job.beat(0)  # what the others said meanwhile is read after this
+    assert job.sent == [(0, w.Alive()), (1, w.Alive()), (2, w.Alive()), (3, w.Alive())]
+    assert job.machine.repair_id == 0
+
+
+def test_the_end_of_a_checkpoint_that_came_while_the_controller_stood_still_counts() -> None:
+    job = Job()
+    job.processes[1].answers["SaveCheckpoint"] = None
+    job.kill(3)
+    job.now += 2000
+    job.beat(0)
+    order = job.processes[1].orders[-1]
+    job.feed(FromLink(job.processes[1].link, w.Reply(sn=order.sn, result=0, status=job.processes[1].status)))
+    assert job.ranks(w.Rename) == [1]
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_controller_that_stood_still_does_not_save_what_a_standby_has_saved(alive: bool) -> None:
+    """Every rank holds everything, so that one of them would be enough. If the others have died meanwhile, it is."""
+    job = Job(copies=4)
+    own = job.processes[0].link
+    job.now += 60
+    for rank in (1, 2, 3):
+        if alive:
+            job.feed(FromLink(job.processes[rank].link, w.Leaving()))
+        job.kill(rank, notice=False)
+    job.wait(1)
+    assert job.ranks(w.SaveCheckpoint) == ([] if alive else [0])
+    assert job.machine.ended is not None
+    assert (own in job.closed) == alive, "it looks for the new controller"
+
+
+def test_ranks_that_come_back_to_a_controller_that_stood_still() -> None:
+    job = Job(copies=4)
+    job.now += 60
+    for rank in (1, 2, 3):
+        job.feed(FromLink(job.processes[rank].link, w.Leaving()))
+        job.kill(rank, notice=False)
+        job.start(rank, replaces=False, status=w.Status(step=5))
+    job.idle(20)
+    assert job.machine.ended is None and job.machine.repair_id == 0
+
+
+def test_a_mistake_in_the_controller_ends_the_job() -> None:
+    """Wherever it is: nobody waits for ever."""
+    for request in (Wait(lambda: 1 // 0), Act([0], lambda sn, rank: 1 // 0, 5.0)):
+        job = Job()
+
+        def flow(request: object = request) -> Flow:
+            yield request
+
+        job.machine._start(flow())
+        job.beat(0)
+        assert job.machine.ended == "an error in the controller" and job.counts() == {"Exit": 4}
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +362,7 @@ def test_ranks_that_are_done_are_not_missed() -> None:
         job.feed(job_bye(process.link))
         job.kill(rank)
     assert job.counts() == {} and job.machine.ended is None
+    assert not job.machine.roster.heard, "nobody listens for them any more"
 
 
 def test_a_loss_after_others_have_finished_is_the_end() -> None:
@@ -303,7 +378,5 @@ def test_the_last_word_of_the_controller() -> None:
         assert isinstance(action.message, w.Destroyed) and len(action.links) == 4  # type: ignore[union-attr]
 
 
-def job_bye(link: int) -> object:
-    from evertrain.mindio.tft.requests import FromLink
-
+def job_bye(link: int) -> FromLink:
     return FromLink(link, w.Bye())

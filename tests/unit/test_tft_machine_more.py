@@ -29,12 +29,36 @@ def test_pause_and_continue() -> None:
     job.beat(2, step=7)
     job.signal("pause", limit=60)
     assert job.counts() == {"Pause": 4}
-    assert job.order(0, w.Pause).step == 8 and not job.order(0, w.Pause).hot_switch
+    assert job.order(0, w.Pause).step == 8
     assert job.calls == [("report_stop_complete", (0, "pause complete", {}))]
     job.idle(50)
     job.strategy("continue")
     assert job.counts() == {"Pause": 4, "Continue": 4}
     assert job.results() == [(0, OK, "continue")] and job.machine.state == "NORMAL"
+
+
+def test_a_rank_that_has_gone_past_the_step_of_a_pause_moves_it() -> None:
+    """It did the step after the collection and before the order. The others halt there, and would never meet it."""
+    job = Job(platform={})
+
+    def past(process: object, order: w.Pause) -> w.Reply:
+        del job.processes[2].answers["Pause"]
+        return w.Reply(sn=order.sn, result=Result.NEED_RETRY, status=job.processes[2].change(step=6))
+
+    job.processes[2].answers["Pause"] = past
+    job.signal("pause", limit=60)
+    assert [m.step for rank, m in job.sent if rank == 0 and isinstance(m, w.Pause)] == [6, 7]
+    assert job.calls == [("report_stop_complete", (0, "pause complete", {}))]
+
+
+def test_what_was_offered_for_a_fault_does_not_hinder_the_end_of_a_pause() -> None:
+    """The platform may only choose what was offered, and `continue` never is."""
+    job = Job(platform=choosing("retry"))
+    job.beat(3, npu_status=HIGH)
+    assert job.machine.unconfirmed is not None and job.machine.offered == []
+    small = Job(world=8, kinds=TENSOR_PAIRS, platform=choosing("downgrade", DOWN), zit=True)
+    small.kill(6)
+    assert small.machine.state == "DOWNGRADE" and small.machine.offered == []
 
 
 def test_a_rank_that_can_t_be_paused() -> None:
@@ -102,10 +126,12 @@ def test_a_hot_switch() -> None:
     assert job.calls == [("report_strategies", ({}, ["migration"]))]
     assert old.link in job.closed
     counts = job.counts()
-    assert counts == {"Pause": 4, "RebuildGroup": 4, "Repair": 2, "Rollback": 4, "NotifyNormal": 4}
-    assert all(m.hot_switch and m.step == 6 for _, m in job.sent if isinstance(m, w.Pause))
+    assert counts == {"Pause": 4, "Continue": 4, "RebuildGroup": 4, "Repair": 2, "Rollback": 4, "NotifyNormal": 4}
+    assert all(m.step == 6 for _, m in job.sent if isinstance(m, w.Pause))
+    assert all(m.leave for _, m in job.sent if isinstance(m, w.Continue))
     assert [type(m).__name__ for m in new.orders] == ["RebuildGroup", "Repair", "Rollback", "NotifyNormal"]
     assert job.units() == {1: (RepairType.RT_SEND.value, [(1, 3)]), 3: (RepairType.RT_RECV_REPAIR.value, [(1, 3)])}
+    assert job.order(0, w.Rollback).repair_type == 5, "a switch has no name"
     job.beat(0, step=7)
     assert job.results() == [(0, OK, "migration")] and job.machine.state == "NORMAL"
 
@@ -119,6 +145,32 @@ def test_a_hot_switch_that_is_cancelled() -> None:
     job.beat_all()
     assert job.counts() == {}
     assert job.start(3).registered == w.Registered(result=Result.ERROR, repair_id=1)
+
+
+def test_the_process_of_a_cancelled_switch_does_not_take_the_rank() -> None:
+    """Its link is closed, so it comes again, as a process that has registered before."""
+    job = Job(platform={}, arf=True)
+    old = job.processes[3]
+    shadowed(job, 3)
+    job.signal("stop switch")
+    back = job.start(3, replaces=False, status=w.Status(run_status=TrainState.PREREPAIR_FINISH))
+    assert back.registered == w.Registered(result=Result.STOP_SERVICE, repair_id=1)
+    assert old.link not in job.closed and job.machine.roster.members[3].link == old.link
+
+
+def test_a_shadow_whose_link_broke_stays_a_shadow() -> None:
+    job = Job(platform={}, arf=True, report=False)
+    for rank in range(3):
+        job.report(rank)
+    old = job.processes[3]
+    shadowed(job, 3)
+    status = w.Status(run_status=TrainState.ISOLATE)
+    back = job.start(3, replaces=False, status=status)
+    assert back.registered == w.Registered(result=Result.REPAIR, repair_id=1, hot_switch=True)
+    assert job.machine.shadows[3].status == status and job.machine.roster.members[3].link == old.link
+    group = w.ReplicaGroup(rank_list=[0, 1, 2, 3], replica_cnt=2)
+    job.feed(FromLink(back.link, w.InitReport(groups=[group])))
+    assert not job.machine.roster.initialised(), "rank 3 itself has reported nothing"
 
 
 def test_a_shadow_that_dies_is_no_fault() -> None:
@@ -364,6 +416,7 @@ def test_a_job_goes_on_under_a_standby() -> None:
     job = Standby(4)
     job.settle({rank: w.Status(step=9) for rank in range(4)})
     assert job.machine.state == "NORMAL" and job.counts() == {"Continue": 4}, "a pause would be ended"
+    assert job.order(0, w.Continue).unlock, "and a lock: nobody knows what it was for"
     job.sent.clear()
     job.beat(3, npu_status=HIGH)
     assert job.counts() == {"DeviceStop": 4, "DeviceClean": 4, "Repair": 2, "Rollback": 4, "NotifyNormal": 4}
@@ -376,6 +429,24 @@ def test_a_recovery_that_was_under_way_is_done_anew() -> None:
     statuses[3] = w.Status(step=9, parked=True, npu_status=HIGH)
     job.settle(statuses)
     assert job.ranks(w.Repair) == [1, 3] and job.machine.state == "NORMAL"
+
+
+def test_ranks_that_are_locked_stay_so_while_others_are_in_a_recovery() -> None:
+    """Let go, they would do a step that those who have left the training function can't do any more."""
+    job = Standby(4)
+    job.settle({rank: w.Status(step=9, parked=rank == 2) for rank in range(4)})
+    assert not job.order(0, w.Continue).unlock
+    assert job.machine.state == "NORMAL" and job.ranks(w.NotifyNormal) == [0, 1, 2, 3]
+
+
+def test_a_fault_that_was_none_holds_nobody() -> None:
+    job = Job()
+    for _ in range(10):  # rank 2 is silent until it is asked
+        for rank in (0, 1, 3):
+            job.beat(rank)
+        job.wait(1.0)
+    assert job.machine.repair_id == 1
+    assert job.machine.state == "NORMAL" and job.counts() == {"Continue": 4} and job.order(2, w.Continue).unlock
 
 
 def test_a_recovery_of_which_only_the_end_was_missing() -> None:

@@ -191,6 +191,7 @@ def test_a_lost_process_is_replaced() -> None:
         "NotifyNormal": 4,
     }
     assert job.order(0, w.RebuildGroup).fault_ranks == [3]
+    assert job.order(3, w.Repair).repair_type == job.order(3, w.Rollback).repair_type == 2
     assert job.units() == {1: (RepairType.RT_SEND.value, [(1, 3)]), 3: (RepairType.RT_RECV_REPAIR.value, [(1, 3)])}
     job.beat(1, step=6)
     assert job.calls[-1] == ("report_result", (0, OK, {}, "recover"))
@@ -220,6 +221,31 @@ def test_a_second_process_for_a_healthy_rank_is_not_wanted() -> None:
     job = Job(platform=choosing("recover"), arf=True)
     assert job.start(2).registered == w.Registered(result=Result.ERROR)
     assert job.counts() == {}
+
+
+def test_a_process_that_was_replaced_can_t_come_back() -> None:
+    """It may have stood still and not know of it."""
+    job = Job(platform=choosing("recover"), arf=True)
+    old = job.identities[3]
+    job.kill(3)
+    new = job.replace(3)
+    assert job.machine.state == "NORMAL"
+    job.identities[3] = old
+    back = job.start(3, replaces=False, status=w.Status(step=5))
+    assert back.registered == w.Registered(result=Result.STOP_SERVICE, repair_id=1)
+    assert new.link not in job.closed and job.machine.roster.members[3].link == new.link
+
+
+def test_a_registration_whose_answer_was_lost_is_repeated() -> None:
+    job = Job()
+    job.kill(3, notice=False)
+    name = job.identities[3]
+    link = next(job.ids)
+    job.by_link[link] = process = type(job.processes[0])(3, link)
+    job.feed(FromLink(link, w.Hello(version=w.VERSION, rank=3, process=name)))
+    job.feed(FromLink(link, w.Register(replaces=True)))
+    assert process.registered == w.Registered(result=0), "it has not been told yet that it belongs to the job"
+    assert job.counts() == {} and job.machine.repair_id == 0
 
 
 def test_a_rank_outside_of_the_world() -> None:
@@ -407,6 +433,15 @@ def test_no_signal_hides_another() -> None:
     job.feed(FromLink(process.link, reply))
     job.strategy("continue")
     assert job.results() == [(0, OK, "continue"), (0, "do dump success", "dump")]
+
+
+def test_wishes_are_fulfilled_in_their_order() -> None:
+    job = Job(platform=PLATFORM_FAST, arf=True)
+    job.beat(3, npu_status=HIGH)
+    job.signal("hot switch", faults={2: 1})
+    job.signal("stop switch")
+    job.strategy("retry")
+    assert job.machine.state == "NORMAL" and not job.machine.signals and job.machine.hot == set()
 
 
 def test_a_dump_wished_for_during_a_conversation_is_a_choice() -> None:

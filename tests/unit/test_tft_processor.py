@@ -234,6 +234,16 @@ def test_mindspore_is_let_go_without_an_error(leader: ScriptedController) -> Non
         assert finished(held) is None
 
 
+def test_mindspore_is_not_let_go_into_an_update_while_its_state_is_saved(leader: ScriptedController) -> None:
+    with tft_controllers.processor(leader, mindspore=True) as member:
+        train_to(member, 1)
+        leader.ask(messages.Prelock, step=1, limit=5)
+        held = in_thread(member.steps.start_updating)
+        member.steps.begin_dump()
+        member.steps.lift()
+        assert "checkpoint is being written" in str(finished(held))
+
+
 # --- a recovery, order by order --------------------------------------------------------------------------------------
 
 
@@ -253,7 +263,7 @@ def test_a_healthy_rank_through_a_retry(leader: ScriptedController, member: Proc
     assert leader.ask(messages.DeviceClean, repair_type=1).result == 0
     assert finished(waiting) == Action.RETRY
     resumed = idle(member)
-    assert leader.ask(messages.Rollback, repair_id=2, step=4).result == 0
+    assert leader.ask(messages.Rollback, repair_id=2, step=4, repair_type=1).result == 0
     assert leader.ask(messages.NotifyNormal).result == 0
     assert finished(resumed) == Action.RETRY
     assert callbacks.calls == [
@@ -292,6 +302,16 @@ def test_a_rank_with_a_memory_error_receives_its_state(
     assert seen == [DataStatus.UPDATING]
     leader.ask(messages.NotifyNormal)
     assert finished(resumed) == Action.RETRY
+
+
+def test_a_process_that_joins_learns_which_recovery_it_is(leader: ScriptedController, member: Processor) -> None:
+    member.report(ReportState.RS_PREREPAIR_FINISH)
+    idle(member)
+    assert member.rank.repair_name == "unknow"
+    leader.ask(messages.Repair, repair_id=1, step=3, units=[UNIT], rank_list=[0, 1], repair_type=2)
+    assert member.rank.repair_name == "recover"
+    leader.ask(messages.Rollback, repair_id=1, step=3)
+    assert member.rank.repair_name == "unknow"
 
 
 def test_a_low_level_memory_error_is_told_by_clean(
@@ -372,12 +392,30 @@ def test_the_step_of_a_loaded_checkpoint_goes_with_the_last_reply(
 ) -> None:
     park(leader, member, step=9)
     idle(member)
-    member.rank.load_step = 4
+    member.callbacks.register("repair", lambda *_: setattr(member.rank, "load_step", 4))
     loads = RepairUnit(src=1, dst=1, kind=0, repair_type=RepairType.RT_LOAD_CKPT.value)
     assert leader.ask(messages.Repair, repair_id=1, step=9, units=[loads], rank_list=[1]).result == 0
     leader.ask(messages.Rollback, repair_id=1, step=9)
     reply = leader.ask(messages.NotifyNormal)
     assert reply.load_step == 4 and reply.status.step == 4
+
+
+def test_a_load_that_failed_leaves_no_step_behind(leader: ScriptedController, member: Processor) -> None:
+    park(leader, member, step=9)
+    idle(member)
+
+    def load(*_: Any) -> None:
+        member.rank.load_step = 4
+        raise ValueError("a shard of it is missing")
+
+    member.callbacks.register("repair", load)
+    loads = RepairUnit(src=1, dst=1, kind=0, repair_type=RepairType.RT_LOAD_CKPT.value)
+    assert leader.ask(messages.Repair, repair_id=1, step=9, units=[loads], rank_list=[1]).result == Result.ERROR
+    member.callbacks.register("repair", lambda *_: None)
+    reply = leader.ask(messages.Repair, repair_id=2, step=9, units=[UNIT], rank_list=[0, 1])
+    assert reply.result == 0 and reply.status.step == 9
+    leader.ask(messages.Rollback, repair_id=2, step=9)
+    assert leader.ask(messages.NotifyNormal).load_step == 0
 
 
 def test_orders_of_a_recovery_need_a_recovery(
@@ -411,11 +449,61 @@ def test_pause_and_continue(leader: ScriptedController, member: Processor, callb
 
 
 def test_a_hot_switch_takes_the_thread_out_between_two_steps(leader: ScriptedController, member: Processor) -> None:
-    leader.order(messages.Pause, step=1, hot_switch=True)
+    leader.order(messages.Pause, step=1)
     assert leader.silent()
-    with pytest.raises(RuntimeError, match="^STEP FINISH$"):
-        member.main.pause_point(1)
+    halted = in_thread(member.main.pause_point, 1)
+    assert leader.next(messages.Reply).result == 0 and halted[0].is_alive()
+    assert leader.ask(messages.Continue, leave=True).result == 0
+    assert str(finished(halted)) == "STEP FINISH"
+
+
+def test_a_pause_at_a_step_that_is_past_and_then_at_a_later_one(leader: ScriptedController, member: Processor) -> None:
+    member.main.pause_point(3)
+    assert leader.ask(messages.Pause, step=3).result == Result.NEED_RETRY
+    leader.order(messages.Pause, step=4)
+    assert leader.silent()
+    halted = in_thread(member.main.pause_point, 4)
     assert leader.next(messages.Reply).result == 0
+    leader.order(messages.Pause, step=5)  # another rank was beyond step 4
+    assert finished(halted) is None
+    halted = in_thread(member.main.pause_point, 5)
+    assert leader.next(messages.Reply).result == 0
+    assert leader.ask(messages.Pause, step=5).result == 0, "it is there"
+    assert leader.ask(messages.Continue).result == 0
+    assert finished(halted) is None
+
+
+def test_after_a_recovery_the_same_steps_come_again(leader: ScriptedController, member: Processor) -> None:
+    member.main.pause_point(3)
+    park(leader, member)
+    resumed = idle(member)
+    leader.ask(messages.NotifyNormal)
+    finished(resumed)
+    leader.order(messages.Pause, step=2)
+    assert leader.silent()
+    halted = in_thread(member.main.pause_point, 2)
+    assert leader.next(messages.Reply).result == 0
+    member.main.end_pause()
+    finished(halted)
+
+
+def test_a_lock_that_nothing_follows_is_ended(leader: ScriptedController, member: Processor) -> None:
+    train_to(member, 5)
+    leader.ask(messages.Prelock, step=5, limit=5)
+    held = in_thread(member.steps.start_updating)
+    assert leader.ask(messages.Continue).result == Result.ERROR and held[0].is_alive()
+    assert leader.ask(messages.Continue, unlock=True).result == Result.OK
+    assert finished(held) is None, "no FORCE STOP: training goes on"
+    member.end_updating(6)
+    assert member.rank.life == Life.NORMAL
+
+
+def test_a_rank_that_has_left_the_training_function_is_not_unlocked(
+    leader: ScriptedController, member: Processor
+) -> None:
+    park(leader, member)
+    assert leader.ask(messages.Continue, unlock=True).result == Result.ERROR
+    assert member.rank.life == Life.PAUSE
 
 
 def test_a_stop_ends_a_pause(leader: ScriptedController, member: Processor) -> None:
@@ -515,6 +603,18 @@ def test_exit_releases_every_wait_and_ends_the_process(leader: ScriptedControlle
         assert ended.wait(PATIENCE) and callbacks.names == ["exit"]
 
 
+def test_an_exit_handler_that_is_stuck_does_not_keep_the_process(
+    leader: ScriptedController, callbacks: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "action_limit", lambda: 0.05)
+    ended, never = threading.Event(), threading.Event()
+    callbacks.register("exit", lambda ctx: never.wait())
+    with tft_controllers.processor(leader, callbacks, on_exit=ended.set):
+        leader.order(messages.Exit)
+        assert ended.wait(PATIENCE)
+    never.set()
+
+
 # --- the link --------------------------------------------------------------------------------------------------------
 
 
@@ -568,6 +668,18 @@ def test_after_the_end_of_the_controller_training_goes_on(leader: ScriptedContro
     train_to(member, 1)
 
 
+def test_a_fault_after_the_end_of_the_controller_does_not_wait_for_it(leader: ScriptedController) -> None:
+    ended = threading.Event()
+    with tft_controllers.processor(leader, on_exit=ended.set) as member:
+        leader.order(messages.Destroyed)
+        leader.ask(messages.Collect)
+        leader.drop_link()
+        member._keeper.join(PATIENCE)
+        assert member.unprotected and not ended.is_set()
+        member.report(ReportState.RS_HCCL_FAILED)
+        assert ended.is_set() and member.main.wait_cleaned() == Action.EXIT
+
+
 def test_a_recovery_without_a_controller_is_given_up(
     leader: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,6 +713,24 @@ def test_a_link_that_breaks_while_registering_is_tried_again(leader: ScriptedCon
     leader.drop_link()
     leader.registrations.get(timeout=PATIENCE)
     assert leader.ask(messages.Collect).result == Result.OK
+
+
+def test_a_process_that_is_its_rank_no_more_ends(leader: ScriptedController) -> None:
+    ended = threading.Event()
+    with tft_controllers.processor(leader, on_exit=ended.set):
+        leader.registrations.get(timeout=PATIENCE)
+        leader.registered = messages.Registered(result=Result.STOP_SERVICE)
+        leader.drop_link()
+        assert ended.wait(PATIENCE)
+        assert leader.hellos[0].process and leader.hellos[0].process == leader.hellos[1].process
+
+
+def test_a_controller_that_says_nothing_is_left_with_a_word(leader: ScriptedController) -> None:
+    leader.greeting = messages.Welcome(heartbeat=0.02, patience=0.1)
+    with tft_controllers.processor(leader):
+        leader.registrations.get(timeout=PATIENCE)
+        leader.next(messages.Leaving)
+        leader.registrations.get(timeout=PATIENCE)
 
 
 def test_heartbeats_come_by_themselves(leader: ScriptedController) -> None:

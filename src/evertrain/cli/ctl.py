@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 
 from evertrain.mindio import control, protocol, tls
@@ -22,9 +23,9 @@ def main(argv: Sequence[str]) -> int:
         exit_after=getattr(arguments, "exit", False),
     )
     try:
-        info = tls.TlsInfo.from_environment(os.environ)
-        context = tls.client_context(info) if info else None
-        answer = control.ask(_door(arguments), command, arguments.wait, context)
+        door = _door(arguments)
+        info = tls.TlsInfo.from_environment(os.environ) or door.tls
+        answer = control.ask(door, command, arguments.wait, tls.client_context(info) if info else None)
     except (ControlError, tls.TlsError) as error:
         print(f"evertrain ctl: {error}", file=sys.stderr)
         return 1
@@ -41,11 +42,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evertrain ctl",
         description="Give an order to a running job and wait until it is carried out. The job is named by its events "
-        "file, or by the address of its controller with the job's token in EVERTRAIN_TOKEN.",
+        "file, or by the address of its controller with the job's token in EVERTRAIN_TOKEN and, if it has "
+        f"certificates, the files of one's own in {', '.join(tls.VARIABLES)}.",
     )
     parser.add_argument("--events", metavar="FILE", help="the file that the job was given with --ft-events")
     parser.add_argument("--address", metavar="HOST:PORT", help="the controller (default: EVERTRAIN_CONTROL)")
-    parser.add_argument("--wait", type=float, metavar="SECONDS", help="how long to wait for the answer")
+    parser.add_argument("--wait", type=seconds, metavar="SECONDS", help="how long to wait for the answer")
     orders = parser.add_subparsers(dest="order", required=True, metavar="ORDER")
     pause = orders.add_parser("pause", help="have all ranks wait at the end of a step")
     pause.add_argument("--timeout", type=float, default=0.0, metavar="S", help="go on after this time (default 600)")
@@ -56,6 +58,13 @@ def make_parser() -> argparse.ArgumentParser:
     orders.add_parser("cancel-switch", help="give up a switch that is being prepared")
     orders.add_parser("status", help="print what the job is doing as JSON")
     return parser
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < threading.TIMEOUT_MAX:
+        raise ValueError
+    return value
 
 
 def _door(arguments: argparse.Namespace) -> Door:

@@ -45,9 +45,11 @@ async def start(
     config: LaunchConfig, token: str, outputs: Outputs, events: EventsFile, on_lead: Callable[[str], None]
 ) -> Controllers:
     """Raises LinkError if there can be no controller here although there has to be one. `on_lead` gets the address of
-    a controller that is in charge here, now or later."""
+    a controller that is in charge here, now or later; of two on one node the agent knows later which one it is."""
     if config.nnodes == 1 and config.standby:
-        return await _Pair.start(config, token, outputs, on_lead)
+        pair = await _Pair.start(config, token, outputs)
+        on_lead(pair.addresses[0])
+        return pair
     if config.nnodes == 1:
         inside = await _Inside.start(config, token)
         on_lead(inside.addresses[0])
@@ -105,8 +107,8 @@ class HostsController(Protocol):
 class _Pair:
     """Two controllers on one node, in processes of their own."""
 
-    def __init__(self, config: LaunchConfig, token: str, outputs: Outputs, on_lead: Callable[[str], None]) -> None:
-        self._config, self._outputs, self._on_lead = config, outputs, on_lead
+    def __init__(self, config: LaunchConfig, token: str, outputs: Outputs) -> None:
+        self._config, self._outputs = config, outputs
         self._environment = {
             **os.environ,
             **(config.tls.environment() if config.tls else {}),
@@ -118,11 +120,9 @@ class _Pair:
         self._closing = False
 
     @classmethod
-    async def start(cls, config: LaunchConfig, token: str, outputs: Outputs, on_lead: Callable[[str], None]) -> _Pair:
-        pair = cls(config, token, outputs, on_lead)
-        first = await pair._add("")
-        await pair._add(first)
-        on_lead(first)
+    async def start(cls, config: LaunchConfig, token: str, outputs: Outputs) -> _Pair:
+        pair = cls(config, token, outputs)
+        await pair._add(await pair._add(""))
         return pair
 
     @property
@@ -144,8 +144,15 @@ class _Pair:
             env={**self._environment, PAIR: json.dumps(options)},
         )  # fmt: skip
         assert process.stdout is not None
-        async with asyncio.timeout(config.timing.start):
-            address = (await process.stdout.readline()).decode().strip()
+        try:
+            async with asyncio.timeout(config.timing.start):
+                address = (await process.stdout.readline()).decode().strip()
+        except TimeoutError:
+            address = ""
+            process.kill()
+        if address and self._closing:
+            address = ""
+            process.kill()
         if not address:
             raise LinkError(f"a controller could not be started: exit code {await process.wait()}")
         self._processes[address] = process
@@ -161,8 +168,11 @@ class _Pair:
             return  # it ended with the job
         (other,) = self._processes
         self._outputs.say(f"the controller at {address} was killed; another one is started")
-        self._on_lead(other)
-        await self._add(other)
+        try:
+            await self._add(other)
+        except (LinkError, OSError) as error:
+            if not self._closing:
+                self._outputs.say(f"warning: {error}; the job goes on without a standby")
 
     async def close(self) -> None:
         """They end with the job; whoever does not is killed."""

@@ -163,9 +163,10 @@ def diagnose(evidence: Evidence) -> Verdict:
         return Verdict(FROZEN, "frozen: the process is stopped", False)
     if not running and set(evidence.states) == {"D"}:
         return Verdict(FROZEN, "frozen: it waits in the kernel for a device or a file system", False)
+    if not running and set(evidence.states) == {"R"}:
+        # Another of its threads may have had the luck to answer.
+        return Verdict(BUSY, "starved: it wants to run and gets no CPU time", True)
     if not running and not evidence.answered and not dumped:
-        if set(evidence.states) == {"R"}:
-            return Verdict(BUSY, "starved: it wants to run and gets no CPU time", True)
         return Verdict(FROZEN, "frozen: it does not react to anything", False)
     if not evidence.answered:
         words = "C code holds the GIL and " + ("computes" if running else "sleeps")

@@ -20,12 +20,15 @@ from evertrain.launch.config import LaunchConfig
 from evertrain.launch.events import EventsFile
 from evertrain.launch.link import LinkError
 from evertrain.launch.output import Outputs
+from evertrain.launch.processes import forget_outer_job
 from evertrain.launch.supervisor import INTERNAL_ERROR, Supervisor
 from evertrain.mindio import control, tls
+from evertrain.mindio.control import Door
 from evertrain.mindio.tls_dates import DateWatch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    forget_outer_job(os.environ)
     config = args.parse(sys.argv[1:] if argv is None else argv)
     if config.print_config:
         print(config.describe())
@@ -59,12 +62,17 @@ async def launch(config: LaunchConfig) -> int:
         """A controller is in charge here: let people talk to it."""
         nonlocal door
         if config.events:
-            door = control.write_door(config.events, address, token)
+            try:
+                door = control.write_door(config.events, Door(control.parse_address(address), token, config.tls))
+            except OSError as error:
+                where = config.events + control.SUFFIX
+                outputs.say(f"warning: `evertrain ctl` can't find this job: {where}: {error.strerror}")
             events.tell("control", address=address)
 
     try:
         controller = await controllers.start(config, token, outputs, events, on_lead)
-        supervisor = Supervisor(config, outputs, events)
+        # On several nodes a controller says itself that it is in charge, on its own node.
+        supervisor = Supervisor(config, outputs, events, *([on_lead] if config.nnodes == 1 else []))
         loop.set_exception_handler(lambda loop, context: _on_internal_error(loop, context, supervisor))
         for number in config.signals:
             loop.add_signal_handler(number, supervisor.terminate, number)

@@ -28,6 +28,8 @@ _LONGEST_LINE = 65536
 """A line longer than this is passed on in pieces."""
 _BEHIND = 1 << 20
 """A writer with so many bytes in its queue is behind."""
+_LEFT = 2 * _BEHIND
+"""More than a pipe holds, as long as nobody but the administrator may make it bigger."""
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 """Progress bars end their lines with a bare carriage return; one at the very end of what has arrived may be half of a
 CRLF, so it waits."""
@@ -191,8 +193,9 @@ class Stream:
 
     def drain(self) -> None:
         """Take what is in the pipe now instead of when the loop comes to it."""
-        while not self.ended.is_set() and self._reading and self._read():
-            pass
+        for _ in range(_LEFT // _CHUNK):
+            if self.ended.is_set() or not self._reading or not self._read():
+                break
 
     def last_words(self) -> str:
         """The last line with anything in it, for a message about a process that failed."""
@@ -202,9 +205,11 @@ class Stream:
         return lines[-1].strip() if lines else ""
 
     def finish(self) -> None:
-        """The process has ended: take what is left in the pipe and close, even if somebody else holds its other end."""
-        while not self.ended.is_set() and self._read():
-            pass
+        """The process has ended: take what is left in the pipe and close, even if somebody else holds its other end,
+        and writes faster than we can read."""
+        for _ in range(_LEFT // _CHUNK):
+            if self.ended.is_set() or not self._read():
+                break
         self._end()
 
 

@@ -16,13 +16,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TypeVar
 
 from evertrain.launch import orphan, procfs
 from evertrain.launch.config import STDERR, STDOUT, LaunchConfig
 from evertrain.launch.output import Outputs, Stream
-from evertrain.mindio import board, faultspec
+from evertrain.mindio import board, faultspec, tls
 
 BOOT, SPARE = "evertrain.torch.boot", "evertrain.torch.spare"
 GLOO_HOST, GLOO_INTERFACE = "EVERTRAIN_GLOO_HOST", "GLOO_SOCKET_IFNAME"
@@ -130,6 +130,8 @@ class Spawner:
         """How often the whole job was restarted."""
         self.park = config.park
         """May spares run the script until it asks for its rank?"""
+        self.learned: list[str] = []
+        """Modules of torch that the ranks have imported."""
         self._master_port = self._find_master_port()
 
     def _find_master_port(self) -> int:
@@ -167,6 +169,7 @@ class Spawner:
         environment = {
             "EVERTRAIN_SPARE_FD": str(theirs.fileno()),
             "EVERTRAIN_WARM_IMPORTS": ",".join(self._config.warm_imports),
+            "EVERTRAIN_LEARNED_IMPORTS": ",".join(self.learned),
         }
         if self.park:
             environment |= {"EVERTRAIN_PARK": "1", "EVERTRAIN_PARK_ARGV": json.dumps(self._arguments())}
@@ -280,6 +283,33 @@ class Spawner:
             visible = [part for part in self._environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
             environment["CUDA_VISIBLE_DEVICES"] = visible[local] if local < len(visible) else str(local)
         return environment
+
+
+_OF_A_JOB = (
+    "EVERTRAIN_AGENT_PID",
+    "EVERTRAIN_CHECKPOINT_DIR",
+    "EVERTRAIN_CHECKPOINT_EVERY",
+    "EVERTRAIN_CONTROLLER",
+    "EVERTRAIN_FAULTS",
+    "EVERTRAIN_INCARNATION",
+    "EVERTRAIN_STANDBY",
+    "EVERTRAIN_TIMING",
+    "EVERTRAIN_TOKEN",
+    "TORCHELASTIC_ERROR_FILE",
+    GLOO_HOST,
+    board.BOARD_FD,
+    board.STACK_FD,
+    board.FAULT_BOARD_FD,
+    *tls.VARIABLES,
+)
+"""Variables of a rank that mean something to a launcher or to another job's ranks."""
+
+
+def forget_outer_job(environment: MutableMapping[str, str]) -> None:
+    """A launcher that a rank of another job has started is not meant by what that job tells its ranks."""
+    if "EVERTRAIN_INCARNATION" in environment:
+        for name in _OF_A_JOB:
+            environment.pop(name, None)
 
 
 _OF_ONE_RANK = frozenset(

@@ -46,7 +46,7 @@ class Spares:
 
     @property
     def ready(self) -> int:
-        return sum(spare.is_ready for spare in self._spares)
+        return sum(spare.is_ready and not spare.reported for spare in self._spares)
 
     def replenish(self) -> None:
         """Start as many as are missing."""
@@ -70,7 +70,7 @@ class Spares:
     def take(self) -> SpareProcess | None:
         """A warm process, if there is one; it belongs to the caller."""
         for spare in self._spares:
-            if spare.is_ready:
+            if spare.is_ready and not spare.reported:  # one that is dying or stopped would never get to the training
                 self._spares.remove(spare)
                 return spare
         return None

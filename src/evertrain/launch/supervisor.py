@@ -8,6 +8,7 @@ exit code is returned.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,15 @@ _SPARE_PATIENCE = 10.0
 
 
 class Supervisor:
-    def __init__(self, config: LaunchConfig, outputs: Outputs, events: EventsFile) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        outputs: Outputs,
+        events: EventsFile,
+        on_successor: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """`on_successor` gets the address of a controller that has taken over."""
+        self._on_successor = on_successor
         self._config = config
         self._outputs = outputs
         self._events = events
@@ -298,6 +307,7 @@ class Supervisor:
         if self._config.nnodes > 1:
             self._spawner.host = self._address() or self._link.local_host
         if again:
+            self._on_successor(self._link.addresses[0])
             for prepared in self._prepared.values():
                 prepared.kill()  # whoever asked for it asked another controller
             self._prepared.clear()
@@ -351,7 +361,9 @@ class Supervisor:
         process.kill()
 
     def _on_stopped(self, process: Process) -> None:
-        if self._is_current(process):
+        if isinstance(process, SpareProcess) and process.rank < 0:
+            process.send(signal.SIGKILL)  # its end is noted, and another one is made
+        elif self._is_current(process):
             at = happened_at(process, time.monotonic())
             detail = "the process was stopped (state T)"
             rank, incarnation = process.rank, process.incarnation
@@ -416,7 +428,7 @@ class Supervisor:
 
     def _replenish_spares(self) -> None:
         """A spare is of use only to a script that trains with us, and must not slow down a start or a recovery."""
-        assert self._spares
+        assert self._spares and self._spawner
         ranks = [process for process in self._processes.values() if process.code is None]
         if self._in_incident or len(ranks) < self._config.local_size:
             return
@@ -426,6 +438,7 @@ class Supervisor:
         if self._training_since is None:
             self._training_since = now
         if all(rank.board.steps_done for rank in ranks) or now - self._training_since > _SPARE_PATIENCE:
+            self._spawner.learned = ranks[0].board.imports
             self._spares.replenish()
 
     # The end.

@@ -58,12 +58,14 @@ class AsyncLink(asyncio.Protocol):
         tls: ssl.SSLContext | None = None,
     ) -> tuple[AsyncLink, protocol.Welcome]:
         loop = asyncio.get_running_loop()
-        link = None
+        link, accepted = None, False
         try:
             async with asyncio.timeout(timeout):
                 _, link = await loop.create_connection(lambda: cls(on_message, on_lost, tls), *address)
                 link.send(hello)
-                return link, await link._welcomed
+                welcome = await link._welcomed
+            accepted = True
+            return link, welcome
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no answer within {timeout:g} s"
             raise NotNow(
@@ -71,8 +73,8 @@ class AsyncLink(asyncio.Protocol):
                 nobody=isinstance(error, ConnectionRefusedError),
             ) from None
         finally:
-            if link is not None and (not link._welcomed.done() or link._welcomed.cancelled()):
-                link.close()
+            if link is not None and not accepted:
+                link.close()  # even if the welcome came in the moment in which it was given up
 
     def listen(self) -> None:
         early, self._early = self._early or [], None

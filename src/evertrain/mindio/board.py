@@ -76,6 +76,12 @@ class Board:
     def epoch(self, number: int) -> None:
         self._words[_EPOCH] = number
 
+    def leave_imports(self, names: list[str]) -> None:
+        """Modules that a process of this job needs; behind the words, because nobody reads them in a hurry."""
+        text = "\n".join(names).encode()
+        os.pwrite(self.fd, text, SIZE)
+        os.ftruncate(self.fd, SIZE + len(text))
+
     def fault_now(self) -> None:
         """An injected fault happens now; lets the timeline show the true time of detection."""
         self._words[_FAULT_AT] = time.monotonic_ns()
@@ -90,6 +96,10 @@ class Board:
     def steps_done(self) -> int:
         """Steps completed by this very process."""
         return self._words[_STEPS_DONE]
+
+    @property
+    def imports(self) -> list[str]:
+        return os.pread(self.fd, os.fstat(self.fd).st_size - SIZE, SIZE).decode().split()
 
     @property
     def marked_at(self) -> float:

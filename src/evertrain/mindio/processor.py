@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import select
 import socket
 import ssl
 import threading
@@ -87,6 +88,7 @@ class Processor:
         self._socket: socket.socket | TlsSocket | None = None
         self._place, self._generation, self._step = "starting", 0, -1
         self._out: protocol.Out | None = None
+        self._newest_pause = 0
         self._welcomed = False
         self.epoch = 0
         """Number of the newest controller; an older one has no say any more."""
@@ -168,6 +170,7 @@ class Processor:
             step=self._step,
             attempt=self.newest_stop,
             out=self._out,
+            pause=self._newest_pause,
             epoch=self.epoch,
         )
 
@@ -303,17 +306,22 @@ class Processor:
 
     def _pump(self, link: socket.socket | TlsSocket, reader: protocol.FrameReader) -> None:
         """Read until the link breaks, or until the agent says that its controller is one of the past."""
-        link.settimeout(_LOOK if self._patience and self._board is not None else None)
+        # Not for reading: a socket has one timeout for both ways, and a big message may take longer than a look.
+        link.settimeout(self._patience or None)
         while True:
             try:
+                if self._patience and self._board is not None and not _readable(link, _LOOK):
+                    if self._board.epoch > self.epoch and len(self._addresses) > 1:
+                        link.shutdown(socket.SHUT_RDWR)  # whoever is sending must let go
+                        return
+                    continue
                 data = link.recv(1 << 20)
                 if not data:
                     return
                 for message in reader.feed(data):
                     self._dispatch(message)
             except TimeoutError:
-                if self._board is not None and self._board.epoch > self.epoch and len(self._addresses) > 1:
-                    return
+                continue
             except (OSError, framing.ProtocolError):
                 return
 
@@ -327,6 +335,7 @@ class Processor:
             if self._board is not None:
                 self._board.pong(message.number)
         elif isinstance(message, protocol.Pause):
+            self._newest_pause = max(self._newest_pause, message.number)
             self.on_pause(message)
         elif isinstance(message, protocol.Controllers):
             self._addresses = list(dict.fromkeys(map(protocol.address, message.addresses))) or self._addresses
@@ -344,3 +353,14 @@ class Processor:
                 # Before the message can be taken: who takes it may rely on the interruption having been made.
                 self.on_stop()
             self._inbox.put(message)
+
+
+def _readable(link: socket.socket | TlsSocket, seconds: float) -> bool:
+    if isinstance(link, TlsSocket) and link.buffered:
+        return True
+    poll = select.poll()
+    try:
+        poll.register(link.fileno(), select.POLLIN)
+    except ValueError:
+        raise OSError("the link was closed") from None
+    return bool(poll.poll(seconds * 1000))

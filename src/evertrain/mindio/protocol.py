@@ -77,6 +77,8 @@ class Hello(Message):
     step: int = -1
     out: Out | None = None
     """What a rank that is out last said."""
+    pause: int = 0
+    """Of the newest `Pause` that this rank has heard."""
 
 
 class Welcome(Message):
@@ -472,7 +474,8 @@ class Memo(Message):
     incidents: int = 0
     """How many there were; the open one included."""
     open_faults: list[Fault] = []
-    """Of the open incident, the first few; empty if there is none."""
+    """Of the open incident, the first few; empty if there is none. Times are those of the wall clock here: another
+    host's CLOCK_MONOTONIC means nothing to the successor."""
     step: int = 0
     furthest: int = 0
     protected: bool = False
@@ -482,6 +485,8 @@ class Memo(Message):
     aside: list[int] = []
     can_share: bool | None = None
     pauses: int = 0
+    hold: tuple[float, bool] | None = None
+    """Of the pause that somebody wants: its seconds, and whether the job ends after them."""
     parts: list[str] = []
     master: str = ""
 

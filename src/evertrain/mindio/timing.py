@@ -35,7 +35,8 @@ class Timing:
     start: float
     """How long a new process may take from its start to the entry of the training function."""
     rebuild: float
-    """How long a new generation of process groups may take to connect."""
+    """How long a new generation of process groups may take to connect, on top of one second for each
+    `DIGEST_BYTES_PER_SECOND` of state: the ranks hash their copies as well."""
     repair: float
     """How long a repair may take on top of one second for each `REPAIR_BYTES_PER_SECOND` of state."""
     silence: float
@@ -94,11 +95,16 @@ class Timing:
                 short, long = (f"{name} ({getattr(self, name):g} s)" for name in (shorter, longer))
                 raise TimingError(f"{short} must not exceed {long}: {why}")
 
+    def rebuild_time(self, state_bytes: int) -> float:
+        return self.rebuild + state_bytes / DIGEST_BYTES_PER_SECOND
+
     def repair_time(self, state_bytes: int) -> float:
         return self.repair + state_bytes / REPAIR_BYTES_PER_SECOND
 
 
-BEATS_PER_SECOND = 50
+BEATS_PER_SECOND = 40
 """What a controller has to hear from all agents together; more would be a noticeable load on it. A broken link shows at
 once whatever the heartbeat is; it is for agents that are stopped or frozen."""
 REPAIR_BYTES_PER_SECOND = 50_000_000
+DIGEST_BYTES_PER_SECOND = 500_000_000
+"""A tenth of what one rank can hash; those of a node share its memory, and some have to fetch theirs from a device."""

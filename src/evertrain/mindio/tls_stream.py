@@ -159,6 +159,11 @@ class TlsSocket:
         del self._read[:size]
         return taken
 
+    @property
+    def buffered(self) -> bool:
+        """There is something to read without waiting for the socket."""
+        return bool(self._read)
+
     def sendall(self, data: bytes) -> None:
         with self._send_lock:
             with self._tls_lock:

@@ -34,6 +34,15 @@ class RawGroup:
     kind: Any
     """Its `ProcessGroup.BackendType`."""
     sockets: list[sockets.Socket] = field(default_factory=list)
+    host: RawGroup | None = None
+    """For tensors in host memory, if this one can't take them."""
+
+    def of(self, operands: Any) -> RawGroup:
+        """The group for an operation on these."""
+        if self.host is None:
+            return self
+        first = _first_tensor(operands)
+        return self if first is None or first.device.type != "cpu" else self.host
 
 
 class Backend(ABC):
@@ -63,6 +72,14 @@ def _raw(store: dist.Store, rank: int, size: int, kind: Any, device: torch.devic
     group._set_default_backend(kind)
     group._register_backend(device, kind, backend)
     return RawGroup(group, backend, device, kind)
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, list | tuple):
+        return next((found for item in value if (found := _first_tensor(item)) is not None), None)
+    return None
 
 
 class Gloo(Backend):
@@ -102,13 +119,42 @@ def _gloo_device() -> Any:
     return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0], lazy_init=False)
 
 
-class Nccl(Backend):
+class OnDevice(Backend):
+    """A library for tensors on devices. It gets a gloo group beside it: a repair sends a state from host memory."""
+
+    host_waits = False
+
+    def __init__(self) -> None:
+        self._host = Gloo()
+
+    def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+        raw = self.connect(store, rank, size, timeout)
+        raw.host = self._host.create(dist.PrefixStore("host/", store), rank, size, timeout)
+        return raw
+
+    def stop(self, raw: RawGroup) -> None:
+        if raw.host is not None:
+            self._host.stop(raw.host)
+        self.abort(raw)
+
+    def is_broken(self, error: Exception) -> bool:
+        return self._host.is_broken(error)
+
+    @abstractmethod
+    def connect(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+        """Build the library's own group."""
+
+    @abstractmethod
+    def abort(self, raw: RawGroup) -> None:
+        """End whatever runs in it."""
+
+
+class Nccl(OnDevice):
     """NCCL on NVIDIA devices. Written against torch's documented calls; not run on hardware by this project's tests."""
 
     name = "nccl"
-    host_waits = False
 
-    def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+    def connect(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout)
         backend = dist.ProcessGroupNCCL(store, rank, size, options)
@@ -117,11 +163,11 @@ class Nccl(Backend):
         backend.eager_connect_single_device(device)
         return _raw(store, rank, size, dist.ProcessGroup.BackendType.NCCL, device, backend)
 
-    def stop(self, raw: RawGroup) -> None:
+    def abort(self, raw: RawGroup) -> None:
         raw.backend.abort()
 
 
-class Hccl(Backend):
+class Hccl(OnDevice):
     """HCCL on Ascend devices, by torch_npu's own recovery calls. Not run on hardware by this project's tests.
 
     `stop_device` makes everything that runs on the device return with an error, `abort_hccl_comm` ends the
@@ -129,12 +175,12 @@ class Hccl(Backend):
     """
 
     name = "hccl"
-    host_waits = False
 
     def __init__(self) -> None:
+        super().__init__()
         self._stopped: set[int] = set()
 
-    def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
+    def connect(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
         import torch_npu
         from torch_npu._C._distributed_c10d import ProcessGroupHCCL
 
@@ -148,16 +194,12 @@ class Hccl(Backend):
         device = torch.device("npu", index)
         return _raw(store, rank, size, dist.ProcessGroup.BackendType.CUSTOM, device, backend)
 
-    def stop(self, raw: RawGroup) -> None:
+    def abort(self, raw: RawGroup) -> None:
         import torch_npu
 
         torch_npu.npu.stop_device(raw.device.index)
         self._stopped.add(raw.device.index)
         raw.backend.abort_hccl_comm("reinit")
-
-    def resume(self, raw: RawGroup) -> None:
-        """Use the communicators of a stopped device again, after `restart_device`, when no peer was lost."""
-        raw.backend.resume_hccl_comm(raw.device.index)
 
 
 _BACKENDS: dict[str, type[Backend]] = {"cpu": Gloo, "cuda": Nccl, "npu": Hccl}

@@ -137,6 +137,7 @@ class Checkpoints:
             raise ValueError(f"a step can't be negative: {step}")
         path = self.path_of(step)
         self._put(path, step, packed, reason)
+        self.unusable.discard(step)
         self._prune(path)
         return path
 
@@ -191,8 +192,9 @@ class Checkpoints:
             reached.wait()
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint of full length, ascending. Cheap: contents aren't checked."""
-        return [step for step, path in self._files() if self._seems_whole(path, step)]
+        """Steps with a checkpoint of full length that did not turn out to be damaged, ascending. Cheap: contents aren't
+        checked."""
+        return [step for step, path in self._files() if step not in self.unusable and self._seems_whole(path, step)]
 
     def newest_step(self) -> int | None:
         """Of those that seem whole and did not turn out to be damaged."""

@@ -3,8 +3,8 @@
 A script that calls `dist.all_reduce(...)`, `dist.barrier()` or `dist.get_rank()` means the current generation's group.
 torch has a public way to install one, `init_process_group`, but it isn't made for doing it again and again: it wraps
 `sys.excepthook` anew each time, and the matching `destroy_process_group` would wait for stuck workers. So the group is
-entered in torch's registry directly. Everything in this project that touches torch's private names is here and in
-`backends`; `check_torch` says at start what a torch version lacks, instead of a fault saying it later.
+entered in torch's registry directly. `check_torch` says at start what a torch version lacks of the private names that
+this takes, instead of a fault saying it later; those of FSDP2 are in `fsdp`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from evertrain.torch import attic
+from evertrain.torch.errors import UsageError
 
 _SUBGROUP_TIMEOUT = 1800.0
 """torch's own default for groups that a script makes with `new_group`."""
@@ -29,7 +30,7 @@ _GLOO = ("_Options", "create_device")
 
 
 def check_torch() -> None:
-    """Raise RuntimeError with the names of what this torch lacks, if anything."""
+    """Raise UsageError with the names of what this torch lacks, if anything."""
     missing = [f"torch.distributed.distributed_c10d.{name}" for name in _MODULE if not hasattr(c10d, name)]
     if not missing:
         missing += [f"distributed_c10d._world.{name}" for name in _WORLD if not hasattr(c10d._world, name)]
@@ -44,7 +45,7 @@ def check_torch() -> None:
     if not hasattr(torch.autograd.Variable._execution_engine, "queue_callback"):
         missing.append("the autograd engine's queue_callback")
     if missing:
-        raise RuntimeError(f"torch {torch.__version__} is not supported: it lacks {', '.join(missing)}")
+        raise UsageError(f"torch {torch.__version__} is not supported: it lacks {', '.join(missing)}")
 
 
 def install_default(group: Any) -> None:

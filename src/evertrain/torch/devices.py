@@ -8,25 +8,7 @@ from typing import Any
 
 import torch
 
-
-class Cpu:
-    def current(self) -> Any:
-        return None
-
-    def use(self, device: Any) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
-    def memory(self) -> str:
-        return ""
-
-    def timestamp(self) -> int:
-        return 0
-
-    def save_stream(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+from evertrain.mindio.tft.device import NoDevice
 
 
 class Accelerator:
@@ -63,8 +45,8 @@ class Accelerator:
         return stack
 
 
-def port() -> Cpu | Accelerator:
+def port() -> NoDevice | Accelerator:
     npu = getattr(torch, "npu", None)
     if npu is not None:
         return Accelerator(npu)
-    return Accelerator(torch.cuda) if torch.cuda.is_available() else Cpu()
+    return Accelerator(torch.cuda) if torch.cuda.is_available() else NoDevice()

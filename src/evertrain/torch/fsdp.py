@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import nn
 
 from evertrain.mindio.protocol import STATE
-from evertrain.torch import codec
+from evertrain.torch import codec, settings
+from evertrain.torch.buffers import Buffers
 from evertrain.torch.errors import NOT_RESILIENT, StateError, UsageError
 
 Faults = Callable[[str], None]
@@ -45,19 +46,29 @@ def is_fully_sharded(model: nn.Module) -> bool:
     return False
 
 
+def check_torch(model: Any) -> None:
+    """Raise UsageError with the names of what this torch's FSDP2 lacks, if anything."""
+    missing = [name for name in ("_get_fsdp_state", "reset_iter_state") if not hasattr(model, name)]
+    if not missing:
+        state = model._get_fsdp_state()
+        missing = [name for name in ("_lazy_init", "_state_ctx", "_fsdp_param_groups") if not hasattr(state, name)]
+    if missing:
+        version, lacks = torch.__version__, ", ".join(missing)
+        raise UsageError(f"the FSDP2 of torch {version} is not supported: it lacks {lacks}, which 2.13 has")
+
+
 class StepAside:
     """In the place of the reducer: FSDP2 reduces the gradients, and this looks after the module between generations."""
 
     def __init__(self, model: Any, faults: Any = None) -> None:
+        check_torch(model)
         self._model = model
         self._faults: Faults = faults or _ignore
         self._group: Any = None
-        self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+        self._device = next(model.parameters()).device
+        self._buffers = Buffers(model)
         self._source_of_buffers = 0
         self._reduced = False
-        self.wants_pause: Callable[[], bool] = bool
-        """Was this rank asked to pause?"""
-        self._pause = False
         self.may_train = True
         model.register_forward_pre_hook(self._before_forward)
         if faults:
@@ -75,7 +86,7 @@ class StepAside:
         """Begin a generation, or end one: nothing is left of a step that was interrupted half-way."""
         self._group = group if group is not None and group.size() > 1 else None
         self._source_of_buffers = source_of_buffers
-        self._pause = self._reduced = False
+        self._reduced = False
         self._model.set_requires_gradient_sync(True)
         self._reset()
 
@@ -106,34 +117,25 @@ class StepAside:
         raise UsageError("the ranks of a sharded model can't do the work of missing ones")
         yield
 
-    @property
-    def pause_agreed(self) -> bool:
-        """Some rank was asked to pause; the same answer on all ranks that have completed the same step."""
-        return self._pause
-
-    def clear_pause(self) -> None:
-        self._pause = False
-
     def meet(self) -> None:
-        """Wait until all ranks are here, and learn whether one of them was asked to pause."""
-        wish = torch.tensor([float(self.wants_pause())])
+        """Wait until all ranks are here."""
         if self._group is not None:
-            self._group.allreduce([wish]).wait()
-        self._pause = bool(wish.item())
+            self._group.allreduce([torch.zeros(1, device=self._device)]).wait()
 
     def share_buffers(self) -> None:
         """Give one rank's buffers (BatchNorm) to all, as data parallelism does; FSDP2 lets them drift apart."""
         self._reduced = False
-        if self._group is None or not self._buffers:
+        buffers = [buffer for buffer in self._buffers.named().values() if buffer.numel()]
+        if self._group is None or not buffers:
             return
         options = dist.BroadcastOptions()
         options.rootRank = self._source_of_buffers
         with torch.no_grad():
-            flat = torch.cat([buffer.detach().reshape(-1).view(torch.uint8) for buffer in self._buffers])
+            flat = torch.cat([buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers])
             self._group.broadcast([flat], options).wait()
             if self._group.rank() != self._source_of_buffers:
-                parts = flat.split([buffer.numel() * buffer.element_size() for buffer in self._buffers])
-                for buffer, part in zip(self._buffers, parts, strict=True):
+                parts = flat.split([buffer.numel() * buffer.element_size() for buffer in buffers])
+                for buffer, part in zip(buffers, parts, strict=True):
                     buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
     def _inject_into(self, model: Any) -> None:
@@ -183,6 +185,8 @@ class FullySharded:
         self._gradients: dict[str, Any] = {}
         self._step = -1
         """Of the beginning of the newest update."""
+        self._settings: settings.Settings = []
+        self._depth = 0
         self._through = self._updated = self.catching_up = False
 
     @property
@@ -222,19 +226,28 @@ class FullySharded:
 
     def begin(self, step: int) -> None:
         """Before the optimizer's update: meet the others. Raises Interrupted if they don't come."""
-        if self._step == step and self._through:
-            return  # the script calls step() more than once
-        self._step, self._through, self._updated = step, False, False
+        if self._step == step and self._depth:  # its step() has called that of the class that it extends
+            self._depth += 1
+            return
+        if self._step == step and self._updated:
+            raise UsageError(
+                "call optimizer.step() once in each step of the loop: of a model that is wrapped by fully_shard, a "
+                "rank that is stopped in between can't make up for a second update"
+            )
+        self._step, self._depth, self._through, self._updated = step, 1, False, False
         self._aside.share_buffers()
         self._gradients = {name: param.grad for name, param in self._params.items()}
+        self._settings = settings.of(self.optimizer.param_groups)
         self._aside.meet()
         self._through = True
         self._gradients = {}
 
     def finish(self) -> None:
-        self._updated = True
+        self._depth = max(self._depth - 1, 0)
+        self._updated = not self._depth and not self.catching_up
 
     def abandon(self, step: int) -> dict[str, int]:
+        self._depth = 0
         if self._step != step or not self._through:
             return {STATE: step, self.name: step}
         return {self.name: step + 1} if self._updated else {}
@@ -248,11 +261,15 @@ class FullySharded:
             return False
         for name, param in self._params.items():
             param.grad = self._gradients[name]
+        # The loop may have set a learning rate before its update; what the groups say now is of the step's beginning.
+        now = settings.of(self.optimizer.param_groups)
+        settings.put_back(self.optimizer.param_groups, self._settings)
         self.catching_up = True
         try:
             self.optimizer.step()
         finally:
             self.catching_up = False
+            settings.put_back(self.optimizer.param_groups, now)
             self._gradients = {}
             for param in self._params.values():
                 param.grad = None

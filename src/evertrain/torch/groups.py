@@ -97,11 +97,12 @@ def _ignore(_: Any) -> None:
 class GuardedWork(dist.Work):
     """An operation under way in a guarded group."""
 
-    def __init__(self, group: GuardedGroup, raw: dist.Work, in_thread: bool) -> None:
+    def __init__(self, group: GuardedGroup, raw: dist.Work, in_thread: bool, host_waits: bool) -> None:
         super().__init__()
         self._group = group
         self._raw = raw
         self._in_thread = in_thread
+        self._host_waits = host_waits
         self._done = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -110,7 +111,7 @@ class GuardedWork(dist.Work):
         group._check()
         if self._done:
             return True
-        if group.host_waits and not raw.is_completed():
+        if self._host_waits and not raw.is_completed():
             group.on_wait(True)
             try:
                 if self._in_thread:
@@ -232,13 +233,14 @@ class GuardedGroup(dist.ProcessGroup):
 
     def _start(self, name: str, in_thread: bool, args: tuple, options: dict[str, Any]) -> GuardedWork:
         self._check()
+        raw = self._raw.of((args, tuple(options.values())))
         try:
-            raw = getattr(self._raw.group, name)(*args, **options)
+            work = getattr(raw.group, name)(*args, **options)
         except Exception as error:
             if self.stopped or self.backend.is_broken(error):
                 self._broke(error)
             raise
-        return GuardedWork(self, raw, in_thread)
+        return GuardedWork(self, work, in_thread, self.host_waits or raw is not self._raw)
 
     def _check(self) -> None:
         if self.stopped:

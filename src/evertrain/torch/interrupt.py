@@ -12,12 +12,10 @@ a note instead while a *shield* is up; taking the shield down then raises.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 SIGNAL = signal.SIGRTMIN + 7
 _REPEAT = 0.25
@@ -84,16 +82,6 @@ class Interrupter:
             self._shields -= 1
             if not self._shields and self._pending:
                 self._raise_if_due()
-
-    @contextlib.contextmanager
-    def shielded(self) -> Iterator[None]:
-        self.raise_shield()
-        try:
-            yield
-        finally:
-            self._shields = max(0, self._shields - 1)
-        if self._pending:
-            self._raise_if_due()
 
     def _raise_if_due(self) -> None:
         if self._pending and self._armed and not self._shields:

@@ -263,7 +263,10 @@ class Keeper:
         self._install(main)
         world = self._groups[WORLD]
         c10d._world.pg_map[world] = (world.name(), dist.PrefixStore("user/", main.get_group_store()))
-        c10d._world.pg_group_ranks[world] = {rank: rank for rank in range(main.size())}
+        for group in self._groups.values():
+            # torch's table of who is who in a group, by the ranks of this generation, some of whom may be missing.
+            here = (index for index, member in enumerate(self._members) if member in group.ranks)
+            c10d._world.pg_group_ranks[group] = {index: number for number, index in enumerate(here)}
         # Groups that the function makes are numbered from here at each of its calls, the same on every rank.
         c10d._world.group_count = self._made_before
         for name, group in self._present.items():

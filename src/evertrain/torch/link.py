@@ -108,10 +108,9 @@ def prepare_script() -> None:
 
         torch.nn.parallel.DistributedDataParallel.__init__ = _refuse_ddp
         _undo_patch = patch_init_process_group(
-            rank=int(os.environ["RANK"]),
-            size=int(os.environ["WORLD_SIZE"]),
+            place=lambda: (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])),
             connect=lambda: open_link()[0],
-            first=incarnation() == 0,
+            first=lambda: incarnation() == 0,
             timeout=timing().group,
         )
 

@@ -45,7 +45,7 @@ class PartCheckpoints(Checkpoints):
             raise CheckpointError(f"can't create {folder}: {error.strerror}") from error
         for name, packed in parts.items():
             path = folder / _file_name(name, mark)
-            if size_of(path, step) is None:
+            if step in self.unusable or size_of(path, step) is None:
                 self._put(path, step, packed, reason)
         return self._seal(step, folder, every, cut, mark, reason)
 

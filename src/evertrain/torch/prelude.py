@@ -194,17 +194,17 @@ class _NoStore(dist.Store):
 
 
 def patch_init_process_group(
-    rank: int,
-    size: int,
+    place: Callable[[], tuple[int, int]],
     connect: Callable[[], StoreLink],
-    first: bool,
+    first: Callable[[], bool],
     timeout: float,
     cancelled: groups.Cancellation | None = None,
 ) -> Callable[[], None]:
     """Make a script's own `init_process_group` install a `Prelude`; returns a function that takes the patch back.
 
-    `first` says whether all ranks are at their first start and can therefore really meet. Names that a script imported
-    from torch before this call still mean the original.
+    `place` gives rank and size; `first` says whether all ranks are at their first start and can therefore really meet.
+    Neither is asked before the script makes the group: a parked spare has no rank until then. Names that a script
+    imported from torch before this call still mean the original.
     """
     original = c10d.init_process_group
 
@@ -219,22 +219,23 @@ def patch_init_process_group(
     ) -> None:
         if default_installed():
             raise ValueError("trying to initialize the default process group twice!")
+        own_rank, size = place()
         for name, given, actual in (("rank", rank, own_rank), ("world_size", world_size, size)):
             if given not in (-1, actual):
                 raise ValueError(f"init_process_group got {name}={given}, but this process was launched with {actual}")
-        link = connect()
+        link, all_meet = connect(), first()
         chosen = _backend_named(backend)
 
         def build(name: str, ranks: list[int]) -> Prelude:
             index, inner = ranks.index(own_rank), None
-            if first:
+            if all_meet:
                 store = LinkStore(link, f"{PREFIX}group/{name}/", patience)
                 inner = groups.build(0, index, len(ranks), store, chosen, patience, never)
             return Prelude(index, len(ranks), link, inner, f"{PREFIX}{own_rank}/{'' if name == WORLD else name + '/'}")
 
         keeper.open(own_rank, size, build)
 
-    own_rank, patience, never = rank, timeout, cancelled or threading.Event()
+    patience, never = timeout, cancelled or threading.Event()
     # A device mesh calls it by a name of its own.
     modules = (c10d, dist, device_mesh)
     for module in modules:

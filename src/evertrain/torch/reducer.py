@@ -171,11 +171,6 @@ class Reducer:
         self._views = [views[i] for i in range(len(self._params))]
         self._seen = [_version(owner) for owner in self._owners]
 
-    def detach(self) -> None:
-        """Take the hooks off the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in here only accumulate; the next one outside averages the sum."""
@@ -394,19 +389,24 @@ class Replica(nn.Module):
 
 
 def _layout(params: list[nn.Parameter], bucket_bytes: int) -> list[Bucket]:
-    """Fill parameters in reverse order into buckets; a bucket is closed when the next one would make it too big."""
+    """Fill parameters in reverse order into buckets; the one that makes a bucket big enough is its last.
+
+    So a small bias does not travel alone because the big weight after it would be too much for both.
+    """
     buckets: list[Bucket] = []
     opened: dict[tuple[torch.dtype, torch.device], Bucket] = {}
     for index in reversed(range(len(params))):
         p = params[index]
         kind = (p.dtype, p.device)
         bucket = opened.get(kind)
-        limit = min(FIRST_BUCKET, bucket_bytes) if buckets and bucket is buckets[0] else bucket_bytes
-        if bucket is None or (bucket.numel + p.numel()) * p.element_size() > limit:
+        if bucket is None:
             bucket = opened[kind] = Bucket(*kind)
             buckets.append(bucket)
         bucket.members.append(index)
         bucket.numel += p.numel()
+        limit = min(FIRST_BUCKET, bucket_bytes) if bucket is buckets[0] else bucket_bytes
+        if bucket.numel * p.element_size() >= limit:
+            del opened[kind]
     return buckets
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from evertrain.torch import rng
+from evertrain.torch import rng, settings
 from evertrain.torch.data import Feed
 from evertrain.torch.data_shares import can_be_shared, of_rank
 from evertrain.torch.errors import UsageError
@@ -64,7 +64,7 @@ class Rounds:
         """A round that does not complete the step; if it doesn't count, it only keeps the other ranks company."""
         self._patch()
         self._suppressed, self._counts, self._calls = True, counts, 0
-        settings = self._settings()
+        before = settings.of(self._state.groups())
         with self._reducer.collect(counts):
             yield
         if not self._state.rollback():
@@ -73,21 +73,8 @@ class Rounds:
                 "script can't do the work of missing ranks: launch it without --ft-elastic, or keep the tensor out of "
                 "`extra`"
             )
-        for group, saved in settings:
-            for name, value in saved.items():
-                if isinstance(value, torch.Tensor):
-                    group[name].copy_(value)
-                else:
-                    group[name] = value
+        settings.put_back(self._state.groups(), before)  # what the function may have set before the loop
         self._suppressed, self._counts, self._calls = False, True, 0
-
-    def _settings(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Learning rates and the like, which a scheduler changes and does not put back when its state is loaded."""
-        return [
-            (group, {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"})
-            for optimizer in self._state.optimizers
-            for group in optimizer.param_groups
-        ]
 
     def end_step(self) -> None:
         self._kept.clear()

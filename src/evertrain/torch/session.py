@@ -25,7 +25,7 @@ from evertrain.mindio.board import Board
 from evertrain.mindio.classify import classify
 from evertrain.mindio.processor import LinkLost, Processor, StoreCancelled
 from evertrain.mindio.timing import Timing
-from evertrain.torch import backends, codec, groups, repair
+from evertrain.torch import backends, codec, groups, imports, repair
 from evertrain.torch.checkpoint import CheckpointError
 from evertrain.torch.errors import UsageError, user_frames
 from evertrain.torch.fsdp import StepAside
@@ -110,6 +110,8 @@ class Session:
         self._interrupter.raise_shield()
         with self._pausing.lock:
             advance()
+        if self._resume_due:
+            self._board.leave_imports(imports.loaded())  # a spare is started when it sees the progress
         self._board.progress(self._state.step)
         if self._resume_due:
             self._resume_due = False
@@ -192,12 +194,11 @@ class Session:
                 continue
             # The frames of the failed call are gone here, and with them the graph and the batch that they held.
             self._leave(fault)
-            if fault is not None:
-                self._send_out(fault)  # otherwise a Stop is in the queue, and taking it sends the Out
-            elif (stop := self._stop_in_hand) is not None:
+            stop, self._stop_in_hand = self._stop_in_hand, None
+            if stop is not None:
                 self._take(stop)
-                self._send_out(None)
-            self._stop_in_hand = None
+            if fault is not None or stop is not None:
+                self._send_out(fault)  # otherwise a Stop is in the queue, and taking it sends the Out
             self._follow()
 
     def _finish(self) -> bool:

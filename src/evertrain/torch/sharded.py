@@ -119,6 +119,8 @@ class Sharding:
         self._step = -1
         """Of the beginning of the newest update."""
         self._begun = self._updated = self._committed = self._twice = False
+        self._several = False
+        """The script calls step() more than once in a step: after the first, the shard is of neither step."""
         self._swapped = False
         """The optimizer sees the shard."""
         self._depth = 0
@@ -157,6 +159,7 @@ class Sharding:
         if [[id(p) for p in group["params"]] for group in self.optimizer.param_groups] != self._layout:
             raise UsageError("the optimizer's parameters have changed since Training was made: that can't be sharded")
         self._twice = self._committed and step == self._step
+        self._several = self._several or self._twice
         self._step, self._begun, self._updated, self._committed = step, True, False, False
         self._at = self._other = None
         self._save()
@@ -241,7 +244,7 @@ class Sharding:
             self._restore()
         if not self._begun or self._step != step:
             return {"state": step, self.name: step}
-        if self._twice:
+        if self._twice or (self._several and self._committed):
             return {}
         if self._committed:
             self._at, self._other = step + 1, step

@@ -8,7 +8,8 @@ generators back to those of a fresh process, and waits (`parking` tells for what
 
 With EVERTRAIN_PARK=1 it doesn't wait there but runs the script of EVERTRAIN_PARK_ARGV (JSON, like boot's command line)
 up to the point where that needs its rank: then the script's imports and the building of its model cost nothing after
-a fault either. EVERTRAIN_WARM_IMPORTS names modules, separated by commas, that the script will want.
+a fault either. EVERTRAIN_WARM_IMPORTS names modules, separated by commas, that the script will want, and
+EVERTRAIN_LEARNED_IMPORTS those of torch that the ranks have imported (`imports`).
 
 Nothing in the warm-up may run with more threads than the rank will have: an OpenMP pool keeps its size.
 """
@@ -26,7 +27,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from evertrain.torch import boot, parking
+from evertrain.torch import boot, imports, parking
 from evertrain.torch.parking import wait_for_rank
 
 __all__ = ["main", "wait_for_rank"]
@@ -34,6 +35,7 @@ __all__ = ["main", "wait_for_rank"]
 PARK = "EVERTRAIN_PARK"
 PARK_ARGV = "EVERTRAIN_PARK_ARGV"
 WARM_IMPORTS = "EVERTRAIN_WARM_IMPORTS"
+LEARNED_IMPORTS = "EVERTRAIN_LEARNED_IMPORTS"
 
 _OWN_MODULES = ("training", "groups", "reducer", "repair", "codec", "data", "rng", "checkpoint", "state")
 _TORCH_MODULES = (
@@ -90,6 +92,9 @@ def warm_up() -> None:
     asked_for = (name.strip() for name in os.environ.get(WARM_IMPORTS, "").split(",") if name.strip())
     for name in (*own, *asked_for):
         _import(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        imports.load(os.environ.pop(LEARNED_IMPORTS, "").split(","))
     has_numpy = importlib.util.find_spec("numpy") is not None
     if has_numpy:
         _import("numpy.random")

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from evertrain.mindio.protocol import STATE
-from evertrain.torch import codec
+from evertrain.torch import codec, settings
+from evertrain.torch.buffers import Buffers
 from evertrain.torch.errors import StateError
 from evertrain.torch.fsdp import FullySharded
 from evertrain.torch.parts import Part, Update
@@ -69,18 +70,20 @@ class TrainingState:
         self._params = dict(model.named_parameters())
         self._weights = self._params
         """Those of the parameters that belong to this part."""
-        self._run = ""
+        self.run = ""
         """If there is none: a mark of this run, given by rank 0 at its start."""
-        self._buffers = dict(model.named_buffers())
-        self._buffer_copies = [buffer.detach().clone() for buffer in self._buffers.values()]
-        self._hyperparameters: list[dict[str, Any]] = []
+        self._buffers = Buffers(model)
+        self._settings: settings.Settings = []
+        # Now, since a module may put a buffer of another size, or none, in the place of one.
+        tensors = self._params | self._buffers.named()
+        self._tensors = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors.items()]
         self._snapshot: tuple[bytes, list[torch.Tensor], list[tuple[torch.Tensor, int]]] | None = None
         self._check()
 
     # Identity.
 
     def _check(self) -> None:
-        for name, tensor in (self._params | self._buffers).items():
+        for name, tensor in (self._params | self._buffers.named()).items():
             if tensor.is_meta:
                 raise StateError(
                     f"{name} is on the meta device and has no data; materialise the model first (model.to_empty(...) "
@@ -99,7 +102,7 @@ class TrainingState:
     @functools.cached_property
     def fingerprint(self) -> str:
         """The same on all ranks that train the same model with the same kind of optimizer."""
-        words = [f"{name} {tuple(t.shape)} {t.dtype}" for name, t in (self._params | self._buffers).items()]
+        words = list(self._tensors)
         for optimizer in self.optimizers:
             words.append(type(optimizer).__name__)
             words.extend(str(len(group["params"])) for group in optimizer.param_groups)
@@ -132,7 +135,7 @@ class TrainingState:
             "params": {name: param.detach() for name, param in self._weights.items()},
             "optimizers": [self._optimizer_state(optimizer) for optimizer in self.optimizers],
             "seed": self.seed,
-            "run": self._run,
+            "run": self.run,
         }
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -143,7 +146,7 @@ class TrainingState:
         return {
             "step": self.step,
             "data": {name: list(position) for name, position in self.positions.items()},
-            "buffers": {name: buffer.detach() for name, buffer in self._buffers.items()},
+            "buffers": {name: buffer.detach() for name, buffer in self._buffers.named().items()},
             "named": {name: item.state_dict() for name, item in self._named.items()},
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
         }
@@ -172,8 +175,7 @@ class TrainingState:
                 source = tree["params"][name]
                 if source.data_ptr() != param.data_ptr() or not param.numel():
                     param.copy_(source)
-            for name, buffer in self._buffers.items():
-                buffer.copy_(rest["buffers"][name])
+        self._buffers.load(rest["buffers"])
         for optimizer, state in zip(self.optimizers, tree["optimizers"], strict=True):
             if "state" in state:
                 optimizer.load_state_dict(state)
@@ -184,7 +186,7 @@ class TrainingState:
             item.load_state_dict(rest["named"][name])
         self._load_scaler(rest["scaler"])
         self.seed = tree["seed"]
-        self._run = tree.get("run", "")
+        self.run = tree.get("run", "")
         self.step = rest["step"]
         self.positions = {name: (epoch, index) for name, (epoch, index) in rest["data"].items()}
         self.clear_gradients()
@@ -219,7 +221,7 @@ class TrainingState:
     def new_run(self) -> None:
         """Checkpoint files of earlier runs must not be taken for some of this one. Rank 0's mark goes to all ranks."""
         if not self._weights:
-            self._run = secrets.token_hex(8)
+            self.run = secrets.token_hex(8)
 
     def writes(self, is_first: bool) -> list[str]:
         """The parts that this rank writes into a periodic checkpoint: those of which it is the first holder."""
@@ -282,13 +284,8 @@ class TrainingState:
 
     def snapshot(self) -> None:
         """Remember the small state as it is now, at a step's beginning."""
-        if self._buffer_copies:
-            torch._foreach_copy_(self._buffer_copies, list(self._buffers.values()))
-        self._hyperparameters = [
-            {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()
-             if key != "params"}
-            for group in self._groups()
-        ]  # fmt: skip
+        self._buffers.snapshot()
+        self._settings = settings.of(self.groups())
         if not self._named and self.scaler is None:
             return
         packed = codec.pack(self._small())
@@ -304,16 +301,8 @@ class TrainingState:
     def rollback(self) -> bool:
         """Back to the last snapshot. False if a large tensor of an extra object has changed since: it is not copied."""
         self.clear_gradients()
-        if self._buffer_copies:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self._buffers.values()), self._buffer_copies)
-        # A scheduler's state does not contain the learning rates that it has set.
-        for group, values in zip(self._groups(), self._hyperparameters, strict=False):
-            for key, value in values.items():
-                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
-                    group[key].copy_(value)
-                else:
-                    group[key] = value
+        self._buffers.rollback()
+        settings.put_back(self.groups(), self._settings)
         if self._snapshot is None:
             return True
         skeleton, tensors, watched = self._snapshot
@@ -325,7 +314,7 @@ class TrainingState:
         self._load_scaler(tree["scaler"])
         return True
 
-    def _groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def _small(self) -> dict[str, Any]:

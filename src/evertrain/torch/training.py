@@ -35,6 +35,7 @@ from evertrain.mindio import faultspec
 from evertrain.mindio.board import FAULT_BOARD_FD, Board, FaultBoard
 from evertrain.torch import codec, link, parking, rng
 from evertrain.torch.data import Feed
+from evertrain.torch.default_group import check_torch
 from evertrain.torch.errors import NO_STEPS, NOT_RESILIENT, UsageError
 from evertrain.torch.fsdp import FullySharded, StepAside, is_fully_sharded
 from evertrain.torch.inject import Injector
@@ -93,6 +94,7 @@ class Training:
         parking.wait_for_rank()
         if link.is_launched():
             link.open_link()  # from here on the controller knows that the script trains, and whose mistake an exit is
+            check_torch()
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise UsageError(link.NO_DDP)
         checkpoint_every = checkpoint_every or int(os.environ.get("EVERTRAIN_CHECKPOINT_EVERY", "0"))

@@ -60,11 +60,14 @@ class Unprotected:
         return result
 
     def _join(self) -> None:
+        device = next(self._state.model.parameters()).device
         if not dist.is_initialized():
-            dist.init_process_group(backends.pick(next(self._state.model.parameters()).device.type).name)
-        seed = torch.tensor([self._state.seed], dtype=torch.uint64).view(torch.int64)
-        dist.broadcast(seed, src=0)
-        self._state.seed = int(seed.view(torch.uint64).item())
+            name = backends.pick(device.type).name
+            dist.init_process_group(name if device.type == "cpu" else f"cpu:gloo,{device.type}:{name}")
+        told = torch.tensor([self._state.seed, int(self._state.run or "0", 16)], dtype=torch.uint64).view(torch.int64)
+        dist.broadcast(told := told.to(device), src=0)
+        self._state.seed, run = told.cpu().view(torch.uint64).tolist()
+        self._state.run = f"{run:016x}" if self._state.run else ""
         for tensor in [*self._state.weights(), *self._state.model.buffers()]:
             dist.broadcast(tensor.detach(), src=0)
         self._reducer.attach(dist.group.WORLD)

@@ -92,6 +92,9 @@ def main(argv: list[str] | None = None) -> int:
         return asyncio.run(serve(server, info))
     except KeyboardInterrupt:
         return 130
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        arguments.error(f"can't listen on {options.host}:{options.port}: {reason}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from evertrain.mindio import protocol
 from evertrain.mindio.asynclink import AsyncLink, LinkError, NotNow
 from evertrain.mindio.controller.leader import Leader
 from evertrain.mindio.controller.machine import Machine
-from evertrain.mindio.controller.server import Link, is_loopback
+from evertrain.mindio.controller.server import Link, refuse_open_door
 from evertrain.mindio.controller.standby import Standby
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,7 @@ class ControllerHost:
     ) -> None:
         """`on_role` is told when this controller has taken over (True) or stepped down (False); `on_lead` gets its
         address when it is in charge of a job that has begun."""
-        if not token:
-            raise ValueError("the controller needs a job token")
-        if tls is None and not allow_remote and not is_loopback(host):
-            raise ValueError(
-                f"{host} can be reached from other machines and the links are not encrypted; give certificates, "
-                "or allow it explicitly (--ft-insecure) if that is what you want"
-            )
+        refuse_open_door(token, host, tls, allow_remote)
         self._make_machine, self._token = make_machine, token
         self._host, self._port = host, port
         self._leads, self._peer = leads, peer

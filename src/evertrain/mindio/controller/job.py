@@ -35,9 +35,9 @@ from evertrain.mindio.controller.states import (
     State,
     ToAgent,
 )
-from evertrain.mindio.protocol import Dump, End, Exit, Fault, Go, Join, Message, Repair, Spawn, Stop, spans
+from evertrain.mindio.protocol import Dump, End, Exit, Fault, Go, Join, Message, Repair, Stop, spans
 from evertrain.mindio.protocol import Incident as IncidentMessage
-from evertrain.mindio.timing import Timing
+from evertrain.mindio.timing import REPAIR_BYTES_PER_SECOND, Timing
 
 
 class Job(ABC):
@@ -91,8 +91,6 @@ class Job(ABC):
         """Ranks that the job does not wait for."""
         self._can_share: bool | None = None
         """Can ranks take over the data of others? None as long as nobody has said."""
-        self._spares = 0
-        """Warm spares that wait at the agent, as far as known."""
         self._hold: Hold | None = None
         self._shadow: Shadow | None = None
         self._pauses = 0
@@ -131,7 +129,12 @@ class Job(ABC):
         for member in self._roster:
             if member.place in AT_WORK:
                 member.attempt = self._attempt
-                self._roster.move(member, Place.STOPPING, expires)
+                if expires is not None and member.place is Place.JOINING and member.out is not None:
+                    # It may be hashing, loading or receiving, and hears of nothing else meanwhile.
+                    busy = member.out.state_bytes / REPAIR_BYTES_PER_SECOND
+                    self._roster.move(member, Place.STOPPING, expires + busy)
+                else:
+                    self._roster.move(member, Place.STOPPING, expires)
                 self._send(member, stop)
         self._abandon_generation()
 
@@ -199,12 +202,15 @@ class Job(ABC):
             prefix=self._prefix,
             need_digest=not start.load,
         )
-        self.state = Building(start, self._now + self.timing.rebuild, set(members))
+        self.state = Building(start, self._now + self._rebuild_time(), set(members))
         self._active = members
         self._aside.difference_update(members)
         for member in self._members():
             self._roster.move(member, Place.JOINING)
             self._send(member, join)
+
+    def _rebuild_time(self) -> float:
+        return self.timing.rebuild_time(max((each.out.state_bytes for each in self._roster if each.out), default=0))
 
     def _repair(self, building: Building) -> None:
         start = building.start
@@ -258,7 +264,7 @@ class Job(ABC):
     def _close(self, closing: Closing) -> None:
         """End the work of all ranks; the state of one is written first, if there is any."""
         released = isinstance(self.state, Releasing | Idle)
-        self._drop_plans(closing.reason)
+        self._drop_plans(closing.reason, keep_pause=closing.purpose == "restart")
         self.state = closing
         if released or not self._trained or not self.can_dump:
             return self._finish(closing)
@@ -429,8 +435,8 @@ class Job(ABC):
         """The rank's process is lost; True if a prepared one takes its place."""
 
     @abstractmethod
-    def _drop_plans(self, why: str) -> None:
-        """Nothing comes of a pause or a switch any more."""
+    def _drop_plans(self, why: str, *, keep_pause: bool = False) -> None:
+        """Nothing comes of a pause or a switch any more; a pause may outlive the processes."""
 
     @abstractmethod
     def _has_replacement(self, rank: int) -> bool:
@@ -439,6 +445,16 @@ class Job(ABC):
     @abstractmethod
     def _others(self, rank: int) -> int:
         """How many ranks may go on without this one; 0 if they have to wait for it."""
+
+    # Who has the processes: see `nodes`.
+
+    @abstractmethod
+    def _order_process(self, member: Member) -> None:
+        """Have the member's new process started."""
+
+    @abstractmethod
+    def _has_spare(self, rank: int) -> bool:
+        """A warm spare waits where this rank's process is started."""
 
     # Small helpers.
 
@@ -463,7 +479,6 @@ class Job(ABC):
         member.seasoned = False
         if self._take_shadow(member):
             return
-        self._spares = max(self._spares - 1, 0)
         member.issued += 1
         member.incarnation = member.issued
         member.attempt = -1
@@ -476,9 +491,6 @@ class Job(ABC):
         expires = self._now + self._start_time() if self._protected else None
         self._roster.move(member, Place.STARTING, expires)
         self._order_process(member)
-
-    def _order_process(self, member: Member) -> None:
-        self._actions.append(ToAgent(Spawn(rank=member.rank, incarnation=member.incarnation)))
 
     def _start_time(self) -> float:
         """A replacement gets at least twice the time that the slowest start took."""

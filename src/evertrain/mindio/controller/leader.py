@@ -85,6 +85,9 @@ class Leader(Server):
                 current.update(hello.incarnations)
                 self._link_agent(link, hello)
             elif hello.incarnation == current.setdefault(hello.rank, hello.incarnation):
+                if hello.out is not None:
+                    out = self._clocks.out(self.machine.node_of(hello.rank), hello.out)
+                    hello = protocol.replace(hello, out=out)
                 ranks[hello.rank] = hello
                 self._ranks[hello.rank] = link
                 link.send(self.welcome(running=memo.trained))

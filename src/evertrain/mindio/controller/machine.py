@@ -119,8 +119,8 @@ class Machine(Succession):
         restarts_asked: bool = True,
     ) -> None:
         super().__init__(
-            world_size, timing, max_restarts, can_dump, wall_offset, elastic, nnodes, node_loss, node_wait, least_nodes,
-            restarts_asked,
+            world_size, timing, max_restarts, can_dump, wall_offset, elastic, restarts_asked,
+            nnodes=nnodes, node_loss=node_loss, node_wait=node_wait, least_nodes=least_nodes,
         )  # fmt: skip
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
             Hello: self._on_hello,
@@ -424,7 +424,7 @@ class Machine(Succession):
             elif member.place is Place.STARTING:
                 kind, detail = "start", f"not at the training function after {self._start_time():g} s"
             else:
-                kind, detail = "unresponsive", f"still in the training code {self.timing.stop:g} s after `Stop`"
+                kind, detail = "unresponsive", "no answer to `Stop` in time"
             self._on_fault(member, self._own_fault(member, kind, detail))
         match self.state:
             case Idle(deadline=float() as deadline) if deadline <= self._now:
@@ -432,7 +432,7 @@ class Machine(Succession):
             case Building(deadline=deadline, waiting=waiting) if deadline <= self._now:
                 rank, more = min(waiting), len(waiting) - 1
                 others = f" and {more} more" if more else ""
-                detail = f"rank {rank}{others} did not join within {self.timing.rebuild:g} s"
+                detail = f"rank {rank}{others} did not join within {self._rebuild_time():g} s"
                 self._attempt_failed(rank, detail)
             case Repairing(deadline=deadline, waiting=waiting) if deadline <= self._now:
                 rank, more = min(waiting), len(waiting) - 1

@@ -9,13 +9,13 @@ its predecessor can't carry out any more; its ranks come back like any other rep
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from evertrain.mindio.controller import policy
 from evertrain.mindio.controller.planned import Planned
 from evertrain.mindio.controller.roster import Member, Place
 from evertrain.mindio.controller.states import Closing, Dumping, Gathering, Idle, ToAgent
 from evertrain.mindio.protocol import Exit, Fault, Hello, Observed, Spares, Spawn
-from evertrain.mindio.timing import Timing
 
 WAIT, SHRINK, EXIT = NODE_LOSS = ("wait", "shrink", "exit")
 DEFAULT_NODE_WAIT = 300.0
@@ -23,20 +23,9 @@ DEFAULT_NODE_WAIT = 300.0
 
 class Nodes(Planned):
     def __init__(
-        self,
-        world_size: int,
-        timing: Timing,
-        max_restarts: int,
-        can_dump: bool,
-        wall_offset: float,
-        elastic: int,
-        nnodes: int,
-        node_loss: str,
-        node_wait: float,
-        least_nodes: int = 1,
-        restarts_asked: bool = True,
+        self, world_size: int, *job: Any, nnodes: int, node_loss: str, node_wait: float, least_nodes: int, **more: Any
     ) -> None:
-        super().__init__(world_size, timing, max_restarts, can_dump, wall_offset, elastic, restarts_asked)
+        super().__init__(world_size, *job, **more)
         if nnodes < 1 or world_size % nnodes:
             raise ValueError(f"{world_size} ranks can't be dealt out to {nnodes} nodes in equal parts")
         if node_loss not in NODE_LOSS:
@@ -48,7 +37,8 @@ class Nodes(Planned):
         """With how few nodes the job may go on, if it may at all."""
         self._agents: set[int] = set()
         self._master = ""
-        self._node_spares: dict[int, int] = {}
+        self._spares: dict[int, int] = {}
+        """By node: warm spares that wait at its agent, as far as known."""
         self._stuck: dict[int, tuple[int, int]] = {}
         """By node: (generation, step) at which all of its ranks were found waiting in a collective."""
 
@@ -102,8 +92,12 @@ class Nodes(Planned):
             return self._end(70, reason)
         if isinstance(self.state, Idle):
             return
+        if self._is_awaited(node):
+            return  # known already: a new controller misses agents that its predecessor had lost
         self._tell("node", node=node, present=False, detail=reason)
-        members = [member for member in self._of_node(node) if member.rank not in self._left]
+        if self._shadow is not None and self.node_of(self._shadow.member.rank) == node:
+            self._end_shadow(f"node {node} is lost")
+        members = self._staying(node)
         if not members:
             return
         for member in members:
@@ -132,6 +126,15 @@ class Nodes(Planned):
         for member in members:
             self._spawn(member)
         self._recover()
+
+    def _staying(self, node: int) -> list[Member]:
+        """Those of the node's ranks that have not left in order."""
+        return [member for member in self._of_node(node) if member.rank not in self._left]
+
+    def _is_awaited(self, node: int) -> bool:
+        """The node is lost, and its ranks are started when it is back."""
+        members = self._staying(node)
+        return bool(members) and all(each.awaits_node and each.place is Place.STARTING for each in members)
 
     def _remaining(self, node: int) -> int:
         """How many ranks can go on without this node; 0 if they have to wait for it."""
@@ -176,15 +179,14 @@ class Nodes(Planned):
     def _spawn(self, member: Member) -> None:
         self._stuck.clear()
         node = self.node_of(member.rank)
-        self._node_spares[node] = max(self._node_spares.get(node, 0) - 1, 0)
+        self._spares[node] = max(self._spares.get(node, 0) - 1, 0)
         super()._spawn(member)
 
-    def _on_spares(self, spares: Spares, node: int = 0) -> None:
-        self._node_spares[node] = spares.ready
+    def _on_spares(self, spares: Spares, node: int) -> None:
+        self._spares[node] = spares.ready
 
-    def _has_replacement(self, rank: int) -> bool:
-        self._spares = self._node_spares.get(self.node_of(rank), 0)
-        return super()._has_replacement(rank)
+    def _has_spare(self, rank: int) -> bool:
+        return self._spares.get(self.node_of(rank), 0) > 0
 
     def _order_process(self, member: Member) -> None:
         node = self.node_of(member.rank)
@@ -203,10 +205,10 @@ class Nodes(Planned):
 
     def _on_partial(self, observed: Observed, node: int) -> Fault | None:
         """All ranks of one node wait in a collective. They may well wait for a rank of another node; only when every
-        node says the same of the same step, nobody is left that they could be waiting for."""
+        node that trains says the same of the same step, nobody is left that they could be waiting for."""
         self._stuck[node] = (self.generation, observed.step)
-        same = {place for place in self._stuck.values()}
-        if len(self._stuck) < self.nnodes or len(same) > 1:
+        training = {self.node_of(rank) for rank in self._active}
+        if {self._stuck.get(each) for each in training} != {self._stuck[node]}:
             return None
         self._stuck.clear()
         return observed.fault

@@ -51,7 +51,6 @@ from evertrain.mindio.protocol import (
     Prepare,
     Promote,
     Release,
-    Spares,
 )
 
 PAUSE_SECONDS = 600.0
@@ -108,11 +107,19 @@ class Planned(Job):
         if rank in self._aside:
             return self._answer(asker, False, f"rank {rank} is being replaced already")
         current = self._roster[rank]
+        if alone := self._held_alone(current):
+            reason = f"no other rank holds {', '.join(alone)}: the new process of rank {rank} could not get it"
+            return self._answer(asker, False, reason)
         current.issued += 1
         member = Member(rank, incarnation=current.issued, place=Place.STARTING, ordered_at=self._now)
         self._shadow = Shadow(member, asker, self._now + self._start_time())
         self._tell("switch", rank=rank, incarnation=member.incarnation, state="preparing")
         self._actions.append(ToAgent(Prepare(rank=rank, incarnation=member.incarnation)))
+
+    def _held_alone(self, member: Member) -> list[str]:
+        """The parts of the state that would be lost with this rank's process."""
+        others = {part for other in self._members() if other is not member and other.out for part in other.out.parts}
+        return [part for part in member.out.parts if part not in others] if member.out else []
 
     def _not_training(self) -> str:
         if self._trained and isinstance(self.state, Gathering | Building | Repairing | Running):
@@ -304,8 +311,9 @@ class Planned(Job):
         if member.place is not Place.OUT:
             return
         reports = self._roster.reports()
-        with_it, _ = plan.choose(reports, self._distrusted)
-        without, _ = plan.choose({r: report for r, report in reports.items() if r != member.rank}, self._distrusted)
+        others = {rank: report for rank, report in reports.items() if rank != member.rank}
+        with_it, _ = plan.choose(reports, self._distrusted, self._parts)
+        without, _ = plan.choose(others, self._distrusted, self._parts)
         if with_it is None or without is None or (without.step, without.load) != (with_it.step, with_it.load):
             return self._end_shadow(f"nobody but rank {member.rank} has its state")
         self._actions.append(Send(member.rank, member.incarnation, Exit(reason="another process has taken over")))
@@ -332,13 +340,10 @@ class Planned(Job):
 
     # Without everybody.
 
-    def _on_spares(self, spares: Spares) -> None:
-        self._spares = spares.ready
-
     def _has_replacement(self, rank: int) -> bool:
         shadow = self._shadow
         ready = shadow is not None and shadow.member.rank == rank and shadow.member.place is Place.OUT
-        return ready or self._spares > 0
+        return ready or self._has_spare(rank)
 
     def _others(self, rank: int) -> int:
         if not self.elastic or not self._can_share or not self._trained:
@@ -369,10 +374,10 @@ class Planned(Job):
 
     # The end of all plans.
 
-    def _drop_plans(self, why: str) -> None:
+    def _drop_plans(self, why: str, *, keep_pause: bool = False) -> None:
         if self._shadow is not None:
             self._end_shadow(why)
-        if self._hold is not None:
+        if self._hold is not None and not keep_pause:
             if self._hold.deadline is None:
                 self._answer(self._hold.asker, False, f"the job was not paused: {why}")
             self._hold = None

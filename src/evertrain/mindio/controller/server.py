@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 from evertrain.mindio import framing, protocol
+from evertrain.mindio.acceptedlink import AcceptedLink
 from evertrain.mindio.controller.clocks import Clocks
 from evertrain.mindio.controller.machine import (
     Action,
@@ -52,16 +53,8 @@ from evertrain.mindio.protocol import (
     StoreSet,
     Welcome,
 )
-from evertrain.mindio.tls_stream import HANDSHAKE, HandshakeError, TlsStream
 
 log = logging.getLogger(__name__)
-
-MAX_BACKLOG = 4 * framing.MAX_FRAME
-"""Bytes that may wait for a peer that does not read before its link is given up."""
-
-
-# Shared by all links, which are read one after the other: a fresh one for every few bytes costs more than reading them.
-_buffer = memoryview(bytearray(1 << 18))
 
 
 class Host(Protocol):
@@ -80,37 +73,18 @@ class Host(Protocol):
     def lost(self, link: Link) -> None: ...
 
 
-class Link(asyncio.BufferedProtocol):
-    """One accepted connection. Frames in both directions; who is at the other end is known after its `Hello`."""
+class Link(AcceptedLink):
+    """One accepted connection. Who is at the other end is known after its `Hello`."""
+
+    log = log
 
     def __init__(self, server: Host) -> None:
+        super().__init__(protocol.FrameReader(limit=framing.MAX_HELLO), server.tls, server.hello_timeout)
         self._server = server
-        self._reader = protocol.FrameReader(limit=framing.MAX_HELLO)
-        self._writer = framing.FrameWriter()
-        self._tls: TlsStream | None = None
-        self._untouched = True
-        """Nothing has arrived yet."""
-        self._refused = False
-        self._peer = "an unknown peer"
-        self._transport: asyncio.Transport | None = None
-        self._patience: asyncio.TimerHandle | None = None
         self.hello: Hello | None = None
         self.number = 0
         """Of a control link: where its answers go."""
         self.closed = asyncio.get_running_loop().create_future()
-
-    def send(self, message: Message | msgspec.Raw) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        try:
-            self._write(self._writer.frame(message))
-        except framing.ProtocolError as error:
-            log.error("a message to %s was not sent: %s", self.name, error)
-            return
-        if transport.get_write_buffer_size() > MAX_BACKLOG:
-            log.error("%s does not read what it is sent; its link is closed", self.name)
-            transport.abort()
 
     def keep_alive(self, seconds: float) -> None:
         """Have the kernel find out about a machine that is gone; heartbeats may be far apart."""
@@ -121,27 +95,10 @@ class Link(asyncio.BufferedProtocol):
                 link.setsockopt(socket.IPPROTO_TCP, option, value)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
-    def close(self, why: str = "") -> None:
-        if why:
-            level = logging.ERROR if self.hello is None else logging.WARNING
-            log.log(level, "the link of %s is closed: %s", self.name, why)
-        if self._transport is not None and not self._transport.is_closing():
-            if self._tls is not None and self._tls.established:
-                self._tls.close()
-                self._transport.write(self._tls.take())
-            self._transport.close()
-
-    def _write(self, data: bytes) -> None:
-        assert self._transport is not None
-        if self._tls is not None:
-            self._tls.write(data)
-            data = self._tls.take()
-        self._transport.write(data)
-
     @property
     def name(self) -> str:
         if self.hello is None:
-            return self._peer
+            return super().name
         match self.hello.role:
             case "rank":
                 return f"rank {self.hello.rank}"
@@ -152,91 +109,32 @@ class Link(asyncio.BufferedProtocol):
             case role:
                 return f"the {role}"
 
-    # asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._transport = transport
-        address = transport.get_extra_info("peername")
-        self._peer = f"an unknown peer ({address[0]}:{address[1]})" if address else self._peer
+    def _opened(self) -> None:
         self._server.links.add(self)
-        loop = asyncio.get_running_loop()
-        self._patience = loop.call_later(self._server.hello_timeout, self._lose_patience)
 
-    def _lose_patience(self) -> None:
-        self.close("" if self._refused else "it did not say who it is")
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return _buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(_buffer[:nbytes]))
-
-    def data_received(self, data: bytes) -> None:
-        if self._refused or (self._untouched and not self._agree_on_tls(data[0])):
-            return
-        try:
-            if self._tls is not None:
-                data = self._decrypt(self._tls, data)
-            messages = self._reader.feed(data)
-        except HandshakeError as error:
-            return self._refuse_tls(error)
-        except framing.ProtocolError as error:
-            return self.close(str(error))
-        for message in messages:
-            if self._transport is None or self._transport.is_closing():
-                return
-            if self.hello is not None:
-                self._server.received(self, message)
-            else:
-                self._introduce(message)
-
-    def _agree_on_tls(self, first: int) -> bool:
-        """The first byte tells whether the peer wants TLS. One that differs from us hears nothing but a refusal."""
-        self._untouched = False
-        if self._server.tls is not None and first == HANDSHAKE:
-            self._tls = TlsStream(self._server.tls, server_side=True)
-            return True
-        if self._server.tls is None and first != HANDSHAKE:
-            return True
-        wanted, found = ("TLS", "plain text") if self._server.tls is not None else ("plain text", "TLS")
-        how = "give it certificates" if wanted == "TLS" else "it was started without certificates"
-        self.send(Refused(reason=f"this controller speaks {wanted}: {how}"))
-        self.close(f"it speaks {found}, and this controller {wanted}")
-        return False
-
-    def _refuse_tls(self, error: HandshakeError) -> None:
-        """Say why and wait for the peer to hang up: if we did while its `Hello` is on the way, it would not hear it."""
-        log.error("the link of %s is refused: TLS: %s", self.name, error)
-        self._refused = True
-        assert self._transport is not None
-        self._transport.write(error.last_words)
-        self._transport.write_eof()
-
-    def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:
-        said = tls.feed(data)
-        if (answer := tls.take()) and self._transport is not None:
-            self._transport.write(answer)
-        return said
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        self._transport = None
+    def _lost(self) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
         self._server.lost(self)
 
+    def _refusal(self, reason: str, tls_wanted: bool) -> Refused:
+        how = "give it certificates" if tls_wanted else "it was started without certificates"
+        return Refused(reason=f"{reason}: {how}")
+
+    def _take(self, message: Message) -> None:
+        if self.hello is not None:
+            self._server.received(self, message)
+        else:
+            self._introduce(message)
+
     def _introduce(self, message: Message) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
+        self._heard_hello()
         refusal = self._server.refusal(message)
         if refusal is not None:
             return self.refuse(refusal if isinstance(refusal, Refused) else Refused(reason=refusal))
         assert isinstance(message, Hello)
         self.hello = message
-        self._reader.limit = framing.MAX_FRAME
+        self._welcome()
         self._server.introduced(self, message)
 
     def refuse(self, refusal: Refused) -> None:
@@ -266,13 +164,7 @@ class Server:
         hello_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not token:
-            raise ValueError("the controller needs a job token")
-        if tls is None and not allow_remote and not is_loopback(host):
-            raise ValueError(
-                f"{host} can be reached from other machines and the links are not encrypted; give certificates, "
-                "or allow it explicitly (--ft-insecure) if that is what you want"
-            )
+        refuse_open_door(token, host, tls, allow_remote)
         self.machine = machine
         self.links: set[Link] = set()
         self.tls = tls
@@ -344,6 +236,9 @@ class Server:
             return "the job is over"
         if message.role == "agent":
             if message.node in self._agents:
+                if message.incarnations:
+                    # It has lost its link, and that is not known here yet.
+                    return Refused(reason=f"the old link of node {message.node}'s agent is still open", retry=True)
                 if self.machine.nnodes == 1:
                     return "the job has an agent already"
                 return f"node {message.node} has an agent already; each node needs a --node-rank of its own"
@@ -536,6 +431,16 @@ class Server:
         if (watch := self._watches.pop(node, None)) is not None:
             watch.cancel()
         return self._agents.pop(node)
+
+
+def refuse_open_door(token: str, host: str, tls: ssl.SSLContext | None, allow_remote: bool) -> None:
+    if not token:
+        raise ValueError("the controller needs a job token")
+    if tls is None and not allow_remote and not is_loopback(host):
+        raise ValueError(
+            f"{host} can be reached from other machines and the links are not encrypted; give certificates, "
+            "or allow it explicitly (--ft-insecure) if that is what you want"
+        )
 
 
 def is_loopback(host: str) -> bool:

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from evertrain.mindio import protocol
+from evertrain.mindio import framing, protocol
 from evertrain.mindio.asynclink import AsyncLink, LinkError, NotNow
 from evertrain.mindio.controller.nodes import SHRINK
 from evertrain.mindio.controller.server import Link
@@ -54,6 +54,7 @@ class Standby:
         epoch: int = 0,
         on_take_over: Callable[[str], None],
         on_over: Callable[[int, str], None] = lambda code, reason: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.links: set[Link] = set()
         self.tls = tls
@@ -64,7 +65,7 @@ class Standby:
         self.over: protocol.End | None = None
         self._address, self._peer, self._token = address, peer, token
         self._timing, self._world_size, self._nnodes, self._node_loss = timing, world_size, nnodes, node_loss
-        self._client_tls = client_tls
+        self._client_tls, self._clock = client_tls, clock
         self._on_take_over, self._on_over = on_take_over, on_over
         self._link: AsyncLink | None = None
         self._heard = 0.0
@@ -79,7 +80,7 @@ class Standby:
         self._chore: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._lost_at = time.monotonic()
+        self._lost_at = self._clock()
         self._chore = asyncio.create_task(self._follow())
 
     async def close(self, patience: float = 1.0) -> None:
@@ -112,7 +113,7 @@ class Standby:
             if self._link is not None:
                 self._link.send(protocol.Beat(at=time.monotonic()))
                 await asyncio.sleep(self._timing.heartbeat)
-                if self._link is not None and time.monotonic() - self._heard > self._timing.silence:
+                if self._link is not None and self._clock() - self._heard > self._timing.silence:
                     self._link.close()
                     self._lost(f"the controller has been silent for {self._timing.silence:g} s")
                 continue
@@ -124,7 +125,10 @@ class Standby:
                 await asyncio.sleep(_RETRY)
 
     async def _dial(self) -> None:
-        host, _, port = self._peer.rpartition(":")
+        try:
+            peer = protocol.address(self._peer)
+        except framing.ProtocolError:
+            raise NotNow("nobody has said yet where the controller is") from None
         hello = Hello(
             version=protocol.VERSION,
             token=self._token,
@@ -134,20 +138,18 @@ class Standby:
             place="begun" if self.memo is not None and self.memo.started else "",
         )
         timeout = max(self._timing.bound, 1.0)
-        link, welcome = await AsyncLink.open(
-            (host, int(port)), hello, self._on_message, self._lost, timeout, self._client_tls
-        )
+        link, welcome = await AsyncLink.open(peer, hello, self._on_message, self._lost, timeout, self._client_tls)
         if welcome.epoch < self.epoch:
             link.close()
             raise NotNow("that controller is of the past")
-        self._link, self._heard, self.epoch = link, time.monotonic(), welcome.epoch
+        self._link, self._heard, self.epoch = link, self._clock(), welcome.epoch
         self._enough_since = None
         link.listen()
         for waiting in list(self._waiting):
             self._send_away(waiting)
 
     def _on_message(self, message: Message) -> None:
-        self._heard = time.monotonic()
+        self._heard = self._clock()
         match message:
             case Memo():
                 self.memo = message
@@ -160,7 +162,7 @@ class Standby:
     def _lost(self, reason: str) -> None:
         if self._link is not None:
             self._link = None
-            self._lost_at, self._reason = time.monotonic(), reason
+            self._lost_at, self._reason = self._clock(), reason
             log.warning("standby: %s", reason)
 
     # The links of ranks and agents.
@@ -179,7 +181,17 @@ class Standby:
             return "this job has a newer controller"
         if message.role in ("standby", "control"):
             return Refused(reason="this controller stands by", retry=True, controllers=[self._peer])
-        return self._elsewhere() if self._following else None
+        return self._elsewhere() if self._following else self._no_place(message)
+
+    def _no_place(self, hello: Hello) -> str | None:
+        """Who is not of this job must not be counted."""
+        if hello.role == "rank" and not 0 <= hello.rank < self._world_size:
+            return f"rank {hello.rank} is not in a job of {self._world_size}"
+        if hello.role == "agent" and hello.world_size not in (0, self._world_size):
+            return f"the agent starts {hello.world_size} ranks, the job has {self._world_size}"
+        if hello.role == "agent" and not 0 <= hello.node < self._nnodes:
+            return f"node {hello.node} is not in a job of {self._nnodes}"
+        return None
 
     def _elsewhere(self) -> Refused:
         return Refused(reason=f"the controller is at {self._peer}", retry=True, controllers=[self._peer])
@@ -214,11 +226,11 @@ class Standby:
         memo = self.memo
         if self._done or self._following or self.over is not None or memo is None or not memo.started:
             return
-        now = time.monotonic()
+        now = self._clock()
         if not self._enough():
-            self._enough_since = None
             return
         if self._enough_since is None:
+            # From the first time on: whoever is kept waiting looks elsewhere for a moment now and then.
             self._enough_since = now
         patience = min(self._timing.bound, 1.0) if self._living_there() else _LATE
         settled = max(self._enough_since, self._lost_at) + patience

@@ -4,7 +4,7 @@ A new controller knows what its predecessor told it while that lived (a `Memo` o
 agents say when they link to it: which processes live, and where each one is. If every rank trains in the same
 generation, nothing has to be done at all: training needs no controller. Otherwise everybody is told to stop, and the
 job goes through the usual path, whatever the old controller was in the middle of: every `Stop` is answered by an `Out`.
-All numbers (generation, attempt, incident, incarnation) continue above those that anybody has heard of.
+All numbers (generation, attempt, pause, incident, incarnation) continue above those that anybody has heard of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evertrain.mindio.controller.incident import Incident
 from evertrain.mindio.controller.nodes import Nodes
 from evertrain.mindio.controller.policy import PROCESS_LOST, RECOVER_IN_PLACE, RETRY, Decision
 from evertrain.mindio.controller.roster import Member, Place
-from evertrain.mindio.controller.states import CONSEQUENCES, Action, Gathering, Idle, Running
+from evertrain.mindio.controller.states import CONSEQUENCES, Action, Gathering, Hold, Idle, Running
 from evertrain.mindio.protocol import Continue, Fault, Hello, Memo, Stop
 
 MAX_FAULTS = 16
@@ -25,6 +25,9 @@ MAX_FAULTS = 16
 
 _LATE = 5.0
 """Seconds that a rank may take to find the new controller after most others have."""
+
+_NOBODY = (0, 0)
+"""Whoever asked for a pause asked another controller, and its link is gone."""
 
 _PLACES = {
     "inside": Place.INSIDE,
@@ -47,7 +50,7 @@ class Succession(Nodes):
             attempt=self._attempt,
             restarts=self.restarts,
             incidents=self._incidents,
-            open_faults=[fault for fault, _ in incident.faults[:MAX_FAULTS]] if incident else [],
+            open_faults=shifted([f for f, _ in incident.faults[:MAX_FAULTS]], self.wall_offset) if incident else [],
             step=self._step,
             furthest=self._furthest,
             protected=self._protected,
@@ -56,6 +59,7 @@ class Succession(Nodes):
             aside=sorted(self._aside),
             can_share=self._can_share,
             pauses=self._pauses,
+            hold=(self._hold.seconds, self._hold.exit_after) if self._hold else None,
             parts=sorted(self._parts),
             master=self._master,
         )
@@ -71,6 +75,7 @@ class Succession(Nodes):
     ) -> list[Action]:
         """Begin where the predecessor ended. `agents` (by node) and `ranks` have said where they are."""
         self._actions, self._now = [], now
+        memo = msgspec.structs.replace(memo, open_faults=shifted(memo.open_faults, -self.wall_offset))
         self._continue(memo, agents, ranks)
         for member in self._roster:
             agent = agents.get(self.node_of(member.rank))
@@ -79,7 +84,8 @@ class Succession(Nodes):
         if all(member.rank in self._left for member in self._roster):
             self._end(0, "all ranks are done")
             return self._actions
-        gone = [node for node in range(self.nnodes) if node not in agents and not self._has_ranks(node, ranks)]
+        missed = [node for node in range(self.nnodes) if node not in agents and not self._has_ranks(node, ranks)]
+        gone = [node for node in missed if not self._is_awaited(node)]
         if self._all_at_work(ranks):
             self._go_on(memo)
         else:
@@ -103,7 +109,9 @@ class Succession(Nodes):
         self._protected = memo.protected or bool(hellos)
         self._trained = memo.trained or any(_has_trained(hello) for hello in hellos)
         self._begun_anew, self._completed = not self._trained, self._trained
-        self._can_share, self._pauses = memo.can_share, memo.pauses
+        self._can_share = memo.can_share
+        self._pauses = max([memo.pauses, *(hello.pause for hello in hellos)])
+        self._hold = Hold(*memo.hold, asker=_NOBODY) if memo.hold else None
         self._parts = set(memo.parts)
         self._aside = set(memo.aside)
         self._master = memo.master
@@ -130,6 +138,10 @@ class Succession(Nodes):
             self._roster.move(member, place, started if place is Place.STARTING else None)
         elif agent is not None and lives is not None and rank in agent.booting:
             self._roster.move(member, Place.STARTING, started)
+        elif agent is None and rank in self._aside and self.nnodes > 1:
+            # The others had gone on without its node; it is started when the node is back.
+            self._roster.move(member, Place.STARTING)
+            member.awaits_node = True
         else:
             # It lives without a link, or it has ended; its agent says so in a moment, or it is given up.
             member.link_lost = True
@@ -155,7 +167,7 @@ class Succession(Nodes):
             self._close_incident("recovered")
         go_on = Continue(number=self._pauses)
         for member in self._members():
-            self._send(member, go_on)  # whoever asked for a pause asked another controller
+            self._send(member, go_on)  # nobody here knows who has got how far; what is still wanted is asked for anew
         self._pursue()
 
     def _stop_the_rest(self, memo: Memo, ranks: Mapping[int, Hello], *, explained: bool) -> None:
@@ -199,7 +211,7 @@ class Succession(Nodes):
         """A rank that was linked to the predecessor comes when the rest has been told to stop."""
         missing = member.place is Place.STARTING or (member.place is Place.STOPPING and member.link_lost)
         if missing and hello.place not in ("", "starting"):
-            member.link_lost = False
+            member.link_lost = member.awaits_node = False
             member.attempt = self._attempt
             member.out = hello.out
             self._roster.move(member, Place.STOPPING, self._now + self.timing.stop)
@@ -208,3 +220,8 @@ class Succession(Nodes):
 
 def _has_trained(hello: Hello) -> bool:
     return hello.place in ("inside", "finished", "leaving") or (hello.out is not None and not hello.out.fresh)
+
+
+def shifted(faults: list[Fault], seconds: float) -> list[Fault]:
+    """The same at other times, where a time is known."""
+    return [msgspec.structs.replace(fault, at=fault.at + seconds) if fault.at > 0 else fault for fault in faults]

@@ -102,8 +102,9 @@ def register(machine: Machine, link: int, message: Register) -> None:
     machine.touched = rank
     roster = machine.roster
     member = roster.members.get(rank)
-    if message.replaces and rank in machine.hot and member is not None and not member.lost:
-        return _shadow(machine, link, rank, greeting.ip)
+    stranger = member is not None and member.process not in ("", greeting.process)
+    if member is not None and rank in machine.hot and not member.lost and (message.replaces or stranger):
+        return _shadow(machine, link, greeting, message)
     if member is None:
         # A first start, or a rank that comes to a controller that has just taken over.
         member = roster.members[rank] = Member(rank=rank, status=message.status)
@@ -111,17 +112,22 @@ def register(machine: Machine, link: int, message: Register) -> None:
         member.fresh = new or message.status.run_status in _JOINING
         if new:
             member.status = Status(run_status=TrainState.ISOLATE)
-        _link(machine, link, member, greeting.ip)
+        _link(machine, link, member, greeting)
         roster.judge(member)
         return answer(machine, link, Result.REPAIR if new else Result.OK)
-    if not message.replaces:
+    again = bool(greeting.process) and member.process == greeting.process
+    if again or not message.replaces:
+        if stranger:
+            # It was replaced while it stood still, or its part in a switch was cancelled.
+            log.warning("a process that is rank %d no more has come back and is told to end", rank)
+            return answer(machine, link, Result.STOP_SERVICE)
         if member.offline or member.left or (member.lost and member.fresh):
             return answer(machine, link, Result.ERROR)
-        _link(machine, link, member, greeting.ip)
+        _link(machine, link, member, greeting)
         roster.update(member, message.status)
         roster.judge(member)
         machine.standbys.missing.add(rank)
-        answer(machine, link, Result.OK)
+        answer(machine, link, Result.REPAIR if message.replaces and member.fresh else Result.OK)
         return machine.resend(member)
     if member.link is not None and member.fault() is None and rank not in roster.errors and rank not in roster.isolated:
         log.warning("a second process has come for rank %d, which is healthy", rank)
@@ -132,10 +138,10 @@ def register(machine: Machine, link: int, message: Register) -> None:
         # A new process has come before the end of the old one was noticed. That end is what begins the recovery.
         machine.declare_lost(member)
         machine.run()
-    _replace(machine, link, member, greeting.ip)
+    _replace(machine, link, member, greeting)
 
 
-def _replace(machine: Machine, link: int, member: Member, ip: str) -> None:
+def _replace(machine: Machine, link: int, member: Member, greeting: Hello) -> None:
     """A new process takes the place of a lost one. It holds nothing yet; what was reported about groups stays."""
     again = member.fresh and not member.lost
     member.lost = member.offline = member.mute = False
@@ -143,7 +149,7 @@ def _replace(machine: Machine, link: int, member: Member, ip: str) -> None:
     member.status = Status(run_status=TrainState.ISOLATE)
     for done in (machine.stopped, machine.cleaned, machine.roster.dirty):
         done.discard(member.rank)
-    _link(machine, link, member, ip)
+    _link(machine, link, member, greeting)
     machine.roster.judge(member)
     if again:
         machine.roster.news.add(member.rank)
@@ -152,22 +158,25 @@ def _replace(machine: Machine, link: int, member: Member, ip: str) -> None:
     answer(machine, link, Result.REPAIR)
 
 
-def _shadow(machine: Machine, link: int, rank: int, ip: str) -> None:
+def _shadow(machine: Machine, link: int, greeting: Hello, message: Register) -> None:
+    rank = greeting.rank
     old = machine.shadows.pop(rank, None)
     if old is not None and old.link is not None:
         machine.close(old.link, "another process has come for the same place")
-    shadow = machine.shadows[rank] = Member(rank=rank, link=link, ip=ip, fresh=True)
-    shadow.status = Status(run_status=TrainState.ISOLATE)
+    shadow = Member(rank=rank, link=link, ip=greeting.ip, process=greeting.process, fresh=True)
+    shadow.status = Status(run_status=TrainState.ISOLATE) if message.replaces else message.status
+    machine.shadows[rank] = shadow
     machine.links[link] = shadow
     machine.send([link], Registered(result=Result.REPAIR, repair_id=machine.repair_id, hot_switch=True))
 
 
-def _link(machine: Machine, link: int, member: Member, ip: str) -> None:
+def _link(machine: Machine, link: int, member: Member, greeting: Hello) -> None:
     if member.link is not None:
         machine.close(member.link, f"rank {member.rank} has come over another link")
-    member.link, member.ip = link, ip
+    member.link, member.ip, member.process = link, greeting.ip, greeting.process
     machine.links[link] = member
     machine.roster.grace.pop(member.rank, None)
+    machine.departed.discard(member.rank)
     machine.roster.hear(member, machine.now)
 
 

@@ -8,22 +8,23 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import logging
-import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
 
+from evertrain.mindio import tls
 from evertrain.mindio.tft import environment
+from evertrain.mindio.tft import log as logs
 from evertrain.mindio.tft.controller import Controller, Platform
-from evertrain.mindio.tft.numbers import MAX_PARAM, MAX_WORLD, RET_ERROR, RET_K8S, RET_OK, FaultType
+from evertrain.mindio.tft.numbers import MAX_PARAM, MAX_WORLD, RET_ERROR, RET_K8S, RET_OK, FaultType, is_int
 from evertrain.mindio.tft.requests import Signal
+from evertrain.mindio.tft.runtime import runtime
 from evertrain.mindio.tft.settings import Settings
 
 log = logging.getLogger(__name__)
 
-TOKEN = "EVERTRAIN_TOKEN"
 REPORTS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
 STRATEGIES = ("retry", "recover", "downgrade", "upgrade", "dump", "exit", "migration", "continue")
 _RESOLVE_TRIES = 3
@@ -34,10 +35,6 @@ _controller: Controller | None = None
 _callbacks: dict[str, Callable[..., object]] = {}
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 # --- life ------------------------------------------------------------------------------------------------------------
 
 
@@ -46,13 +43,14 @@ def tft_init_controller(
 ) -> None:
     """Prepare the controller, in the process of this rank or, with -1, in the platform's own."""
     global _settings
-    if not (_is_int(rank) and _is_int(world_size) and -1 <= rank < world_size <= MAX_WORLD and world_size >= 1):
+    if not (is_int(rank) and is_int(world_size) and -1 <= rank < world_size <= MAX_WORLD and world_size >= 1):
         raise Exception(
             f"rank {rank!r} and world_size {world_size!r}: -1 <= rank < world_size <= {MAX_WORLD} is needed"
         )
     mindspore = environment.mindspore()
     if mindspore and (enable_local_copy or enable_zit):
         raise Exception("with MindSpore there is neither a local copy nor elastic training")
+    logs.start()
     with _lock:
         if _settings is None:
             _settings = _with_environment(
@@ -86,16 +84,17 @@ def tft_start_controller(bind_ip: str, port: int, enable_tls: bool = True, tls_i
         try:
             if _settings is None:
                 raise ValueError("call tft_init_controller first")
-            if not _is_int(port) or not 1024 <= port <= 65535:
+            if not is_int(port) or not 1024 <= port <= 65535:
                 raise ValueError(f"port {port!r}: a number from 1024 to 65535 is needed")
             host = _resolve(bind_ip)
-            context = server_context(tls_info) if enable_tls else None
+            certificates = tls.parse_tls_info(tls_info) if enable_tls else None
             controller = Controller(
                 _settings,
                 host,
                 port,
-                context=context,
-                token=os.environ.get(TOKEN, ""),
+                context=tls.server_context(certificates, runtime.decrypt) if certificates is not None else None,
+                certificates=certificates,
+                token=environment.token(),
                 platform=_platform(),
             )
             controller.start()
@@ -104,13 +103,6 @@ def tft_start_controller(bind_ip: str, port: int, enable_tls: bool = True, tls_i
             print(f"mindio_ttp: the controller could not be started: {error}", flush=True)
             raise SystemExit(RET_K8S) from error
         _controller = controller
-
-
-def server_context(tls_info: str) -> ssl.SSLContext:
-    from evertrain.mindio import tls
-    from evertrain.mindio.tft.runtime import runtime
-
-    return tls.server_context(tls.parse_tls_info(tls_info), runtime.decrypt)
 
 
 def _resolve(name: str) -> str:
@@ -146,6 +138,8 @@ def tft_destroy_controller() -> None:
         controller, _controller, _settings = _controller, None, None
     if controller is not None:
         controller.destroy()
+    if runtime.processor is None:
+        logs.stop()
 
 
 # --- standbys --------------------------------------------------------------------------------------------------------
@@ -154,8 +148,7 @@ def tft_destroy_controller() -> None:
 def standby(settings: Settings, host: str, port: int, context: ssl.SSLContext | None = None) -> Controller:
     """A passive controller in a training process, which leads once half of the ranks have come to it."""
     settings = dataclasses.replace(_with_environment(settings), passive=True)
-    token = os.environ.get(TOKEN, "")
-    controller = Controller(settings, host, port, context=context, token=token, platform=_platform())
+    controller = Controller(settings, host, port, context=context, token=environment.token(), platform=_platform())
     controller.start()
     return controller
 
@@ -186,7 +179,7 @@ def _faults(fault_ranks: object) -> dict[int, int] | None:
     if controller is None or not isinstance(fault_ranks, dict):
         return None
     for rank, kind in fault_ranks.items():
-        if not (_is_int(rank) and _is_int(kind) and kind in FaultType._value2member_map_):
+        if not (is_int(rank) and is_int(kind) and kind in FaultType._value2member_map_):
             return None
         if not (0 <= rank < controller.machine.settings.world_size and controller.machine.known(rank)):
             return None
@@ -201,14 +194,14 @@ def tft_notify_controller_stop_train(
         return RET_ERROR
     if stop_type == "stop":
         return _notify(Signal("stop", faults=faults))
-    if stop_type == "pause" and timeout is not None and _is_int(timeout) and timeout >= 0:
+    if stop_type == "pause" and timeout is not None and is_int(timeout) and timeout >= 0:
         return _notify(Signal("pause", faults=faults, limit=float(timeout)))
     return RET_ERROR
 
 
 def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int = 1) -> int:
     faults = _faults(fault_ranks)
-    if faults is None or not _is_int(time) or not 1 <= time <= 3600:
+    if faults is None or not is_int(time) or not 1 <= time <= 3600:
         return RET_ERROR
     return _notify(Signal("global", faults=faults, limit=float(time)))
 

@@ -13,16 +13,9 @@ from evertrain.mindio.tft import environment, faults, hosting, log, naming
 from evertrain.mindio.tft import runtime as runtime_module
 from evertrain.mindio.tft.log import logger
 from evertrain.mindio.tft.messages import ReplicaGroup
-from evertrain.mindio.tft.numbers import MAX_KINDS, MAX_STEP, MAX_WORLD, ReportState
+from evertrain.mindio.tft.numbers import MAX_KINDS, MAX_STEP, MAX_WORLD, ReportState, is_int
 from evertrain.mindio.tft.processor import Settings
 from evertrain.mindio.tft.runtime import FRAMEWORKS, give_up, runtime
-
-TOKEN = "EVERTRAIN_TOKEN"
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
 
 # --- life ------------------------------------------------------------------------------------------------------------
 
@@ -47,7 +40,7 @@ def tft_init_processor(
 def _init_processor(
     rank: int, world_size: int, local_copy: bool, enable_tls: bool, tls_info: str, uce: bool, arf: bool, zit: bool
 ) -> None:
-    if not (_is_int(rank) and _is_int(world_size) and 0 <= rank < world_size <= MAX_WORLD):
+    if not (is_int(rank) and is_int(world_size) and 0 <= rank < world_size <= MAX_WORLD):
         raise ValueError(
             f"rank {rank!r} and world_size {world_size!r}: 0 <= rank < world_size <= {MAX_WORLD} is needed"
         )
@@ -61,7 +54,7 @@ def _init_processor(
         uce=bool(uce),
         arf=bool(arf),
         zit=bool(zit),
-        token=os.environ.get(TOKEN, ""),
+        token=environment.token(),
         context=_tls_context(tls_info) if enable_tls else None,
         mindspore=mindspore,
     )
@@ -87,10 +80,12 @@ def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
             raise Exception("call tft_init_processor first")
         if processor.running:
             raise Exception("the processor was started before")
-        if not _is_int(port) or not 1024 <= port <= 65535:
+        if not is_int(port) or not 1024 <= port <= 65535:
             raise ValueError(f"port {port!r}: a number from 1024 to 65535 is needed")
         if not isinstance(master_ip, str) or not master_ip:
             raise ValueError("master_ip: the controller's address is needed")
+        if not isinstance(local_ip, str):
+            raise ValueError(f"local_ip {local_ip!r}: an address of this host is needed, or none")
         processor.start(master_ip, port, local_ip or _own_address(master_ip))
     except Exception as error:
         give_up(f"tft_start_processor: {error}")
@@ -111,7 +106,8 @@ def _own_address(master_ip: str) -> str:
 def tft_destroy_processor() -> None:
     """Safe to call at any time; at exit it is called anyway."""
     runtime.destroy_processor()
-    log.stop()
+    if not hosting.leading():
+        log.stop()
 
 
 def set_mindio_export_version(framework_type: str) -> None:
@@ -135,12 +131,19 @@ def get_device() -> Any:
 
 def tft_set_optimizer_replica(rank: int, replica_info: list) -> None:
     """How this rank's optimizer state is kept: one dict for each kind, dense first, then experts."""
-    if not _is_int(rank) or not 0 <= rank < MAX_WORLD:
+    if not is_int(rank) or not 0 <= rank < MAX_WORLD:
         raise Exception(f"rank {rank!r} is not between 0 and {MAX_WORLD - 1}")
     if not isinstance(replica_info, list) or not 1 <= len(replica_info) <= MAX_KINDS:
         raise Exception("replica_info must be a list with a dict for each kind of optimizer")
     groups = [_replica_group(info) for info in replica_info]
-    if not runtime.current().set_replica(groups):
+    processor = runtime.current()
+    own, world = processor.settings.rank, processor.settings.world_size
+    if rank != own:
+        raise Exception(f"rank {rank} can't report its groups here: this process is rank {own}")
+    for ranks in (group.rank_list for group in groups):
+        if own not in ranks or max(ranks) >= world or len(set(ranks)) < len(ranks):
+            raise Exception(f"rank_list must have rank {own} in it, and no rank twice, and none above {world - 1}")
+    if not processor.set_replica(groups):
         raise Exception("the replica groups could not be reported: there is no link to a controller")
 
 
@@ -151,20 +154,20 @@ def _replica_group(info: Any) -> ReplicaGroup:
     if missing:
         raise Exception(f"replica_info lacks {', '.join(missing)}")
     ranks, count, shift = info["rank_list"], info["replica_cnt"], info["replica_shift"]
-    if not isinstance(ranks, list) or not ranks or not all(_is_int(rank) and 0 <= rank < MAX_WORLD for rank in ranks):
+    if not isinstance(ranks, list) or not ranks or not all(is_int(rank) and 0 <= rank < MAX_WORLD for rank in ranks):
         raise Exception("rank_list must be a list of ranks")
-    if not _is_int(count) or not 1 <= count <= len(ranks):
+    if not is_int(count) or not 1 <= count <= len(ranks):
         raise Exception(f"replica_cnt {count!r} is not between 1 and the number of ranks, {len(ranks)}")
     if environment.mindspore() and count != len(ranks):
         raise Exception(f"with MindSpore replica_cnt {count} must equal the number of ranks, {len(ranks)}")
-    if not _is_int(shift) or shift < 0:
+    if not is_int(shift) or shift < 0:
         raise Exception(f"replica_shift {shift!r} must be a number, 0 or more")
     return ReplicaGroup(rank_list=ranks, replica_cnt=count, replica_shift=shift)
 
 
 def tft_set_dp_group_info(rank: int, dp_rank_list: list) -> None:
     """The original data-parallel group; matters for elastic training if every replica group is larger than it."""
-    if not isinstance(dp_rank_list, list) or not all(_is_int(entry) for entry in dp_rank_list):
+    if not isinstance(dp_rank_list, list) or not all(is_int(entry) for entry in dp_rank_list):
         raise Exception("dp_rank_list must be a list of ranks")
     if rank not in dp_rank_list:
         raise Exception(f"rank {rank!r} is not in its own data-parallel group {dp_rank_list}")
@@ -183,7 +186,7 @@ def tft_start_copy_os() -> None:
 def tft_start_updating_os(backup_step: int = -1) -> None:
     """Immediately before the optimizer's update. Blocks while the step is locked for a recovery; then raises
     RuntimeError("FORCE STOP …")."""
-    if not _is_int(backup_step) or not -1 <= backup_step <= MAX_STEP:
+    if not is_int(backup_step) or not -1 <= backup_step <= MAX_STEP:
         raise Exception(f"backup_step {backup_step!r} must be -1 or a step")
     with runtime.shielded():
         runtime.current().steps.start_updating(backup_step)
@@ -191,7 +194,7 @@ def tft_start_updating_os(backup_step: int = -1) -> None:
 
 def tft_end_updating_os(step: int) -> None:
     """Immediately after the update, when the device is done with it."""
-    if not _is_int(step) or not 1 <= step <= MAX_STEP:
+    if not is_int(step) or not 1 <= step <= MAX_STEP:
         raise Exception(f"step {step!r} must be 1 or more")
     with runtime.shielded():
         runtime.current().end_updating(step)
@@ -203,7 +206,7 @@ def tft_reset_limit_step() -> None:
 
 def tft_pause_train(cur_step: int) -> None:
     """The last statement of every iteration."""
-    if not _is_int(cur_step) or cur_step < 0:
+    if not is_int(cur_step) or cur_step < 0:
         logger.warning("tft_pause_train: step %r is ignored", cur_step)
         return
     processor = runtime.processor
@@ -227,7 +230,7 @@ def tft_set_step_args(args: Any) -> None:
 
 def tft_report_load_ckpt_step(step: int) -> None:
     """Inside the repair callback: a checkpoint of this step was loaded instead of a repair."""
-    if not _is_int(step) or not 1 <= step <= MAX_STEP:
+    if not is_int(step) or not 1 <= step <= MAX_STEP:
         raise Exception(f"step {step!r} must be 1 or more")
     runtime.current().rank.load_step = step
 
@@ -265,11 +268,6 @@ def tft_get_repair_step() -> int:
 
 def tft_get_repair_type() -> str:
     return runtime.current().rank.repair_name
-
-
-def tft_get_repair_id() -> int:
-    """How many recoveries the job has had: a name for what is built anew in each. Not in the original."""
-    return runtime.processor.rank.repair_id if runtime.processor is not None else 0
 
 
 def tft_is_reboot_node() -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hmac
 import logging
+import os
 import queue
 import secrets
 import ssl
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from evertrain.mindio import framing
+from evertrain.mindio import framing, tls
 from evertrain.mindio.tft.accepted import Link
 from evertrain.mindio.tft.machine import Machine
 from evertrain.mindio.tft.messages import AnyMessage, Hello
@@ -35,6 +36,7 @@ from evertrain.mindio.tft.requests import (
     Tick,
 )
 from evertrain.mindio.tft.settings import Settings
+from evertrain.mindio.tls_dates import DateWatch
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +58,14 @@ class Controller:
         port: int = 0,
         *,
         context: ssl.SSLContext | None = None,
+        certificates: tls.TlsInfo | None = None,
         token: str = "",
         platform: Platform | None = None,
     ) -> None:
         instance = settings.instance or secrets.token_hex(8)
         self.machine = Machine(dataclasses.replace(settings, instance=instance, platform=platform is not None))
         self.tls = context
+        self._certificates = certificates
         self._host, self._port, self._token = host, port, token
         self._platform = platform
         self._links: dict[int, Link] = {}
@@ -105,7 +109,6 @@ class Controller:
         stop = self._stop
         if stop is not None and self._post(stop.set) and self._thread is not threading.current_thread():
             self._thread.join(START_PATIENCE)
-        self._calls.put(None)
 
     def _post(self, function: Callable[..., object], *args: object) -> bool:
         loop = self._loop
@@ -127,6 +130,7 @@ class Controller:
                 log.exception("the controller failed")
         finally:
             self._loop = None
+            self._calls.put(None)
             self._started.set()
 
     async def _serve(self) -> None:
@@ -137,10 +141,14 @@ class Controller:
         self.address = (host, port)
         self._loop = loop
         self.feed(Tick())
+        lookout = tls.Lookout.from_environment(os.environ)
+        dates = DateWatch(self._certificates, lookout, log.warning) if self._certificates is not None else None
         self._started.set()
         try:
             await self._stop.wait()
         finally:
+            if dates is not None:
+                dates.close()
             await self._farewell()
 
     async def _farewell(self) -> None:

@@ -39,11 +39,11 @@ def tft_exception_handler(func: _F) -> _F:
             try:
                 result = func(*arguments, **kwargs)
             except RuntimeError as error:
-                if processor is None:
+                if processor is None or processor.unprotected:
                     raise
                 fault = _judge(error, processor)
             except Exception as error:
-                if processor is not None:
+                if processor is not None and not processor.unprotected:
                     _report_unknown(error, processor)
                 _empty("exception")
                 raise
@@ -68,10 +68,14 @@ def _judge(error: RuntimeError, processor: Processor) -> Fault:
 
 
 def _report_unknown(error: Exception, processor: Processor) -> None:
-    """The others may still need this process, for the controller in it if nothing else. Then it ends by its error."""
+    """The others may still need this process, for the controller in it if nothing else. Then it ends by its error.
+
+    A checkpoint may take longer than any other action: its own, or those that the controller in it waits for.
+    """
     print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)
     processor.report(ReportState.RS_UNKNOWN)
-    processor.main.wait_exit(environment.action_limit())
+    while not processor.main.wait_exit(environment.action_limit()) and (processor.saving or hosting.leading()):
+        logger.info("this process has failed and still waits for the end of a checkpoint or a recovery")
 
 
 def _recover(fault: Fault, processor: Processor) -> None:

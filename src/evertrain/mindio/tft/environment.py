@@ -28,16 +28,6 @@ def platform_limit() -> int:
     return _number("MINDIO_WAIT_MINDX_TIME", 30, 1, 3600)
 
 
-def certificate_check_hours() -> int:
-    return _number("TTP_ACCLINK_CHECK_PERIOD_HOURS", 168, 24, 720)
-
-
-def certificate_warning_days() -> int:
-    """The warning must come at least one check before the expiry."""
-    days = _number("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 30, 7, 180)
-    return days if days * 24 >= certificate_check_hours() else 30
-
-
 def stop_clean_before_dump() -> bool:
     return _number("TTP_STOP_CLEAN_BEFORE_DUMP", 0, 0, 1) == 1
 
@@ -49,6 +39,11 @@ def framework_type() -> int:
 
 def mindspore() -> bool:
     return os.environ.get("MINDIO_FOR_MINDSPORE", "").strip().lower() in ("true", "1")
+
+
+def token() -> str:
+    """The secret of the job; empty if it has none."""
+    return os.environ.get("EVERTRAIN_TOKEN", "")
 
 
 def under_platform() -> bool:

@@ -23,7 +23,6 @@ STEP_FINISH = "STEP FINISH"
 _NETWORK = ("HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR")
 _NO_FIRST_WAIT = (ARF_FINISH, STEP_FINISH, OTHER)
 
-_ERROR_TIME = re.compile(r"time us\s*=\s*(\d+)")
 _DEVICE_ERROR = re.compile(r"device error type[^0-9a-zA-Z]*((?:0[xX])?[0-9a-fA-F]+)")
 
 
@@ -43,8 +42,7 @@ def _itself(pattern: str) -> Callable[[str], str]:
 
 
 def _judge_hbm(text: str) -> str:
-    found = _ERROR_TIME.search(text)
-    repairable = update_time.tft_can_do_uce_repair(int(found.group(1)) if found else 0)
+    repairable = update_time.tft_can_do_uce_repair(update_time.get_l2_hbm_error_time(text))
     return HBM if repairable else HBM_CORRUPTED
 
 

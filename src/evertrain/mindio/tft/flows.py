@@ -60,9 +60,10 @@ def take_over(m: Machine) -> Flow:
             members[rank] = Member(rank=rank)
             m.roster.lose(members[rank])
     _adopt_groups(m)
-    # A pause that the old controller had asked for ends here; nobody else would end it.
+    # A pause that the old controller asked for ends here, and a lock if no recovery follows: nobody else would end it.
+    quiet = not m.roster.news and not any(member.status.parked for member in members.values())
     running = [rank for rank in m.roster.healthy if not members[rank].status.parked]
-    yield Act(running, lambda sn, _: Continue(sn=sn), m.settings.collect_limit, blame=False)
+    yield Act(running, lambda sn, _: Continue(sn=sn, unlock=quiet), m.settings.collect_limit, blame=False)
     yield from lead(m)
 
 
@@ -84,8 +85,7 @@ def _normal(m: Machine) -> Flow:
     """Wait until something happens that isn't training, and deal with it."""
     roster = m.roster
     m.state = "DOWNGRADE" if roster.isolated else "NORMAL"
-    if not roster.isolated and m.unconfirmed is None:
-        m.offered = []
+    m.offered = []  # what was offered for a fault does not bind the platform in what it wants next
     work = yield Wait(lambda: _work(m))
     if work == "proof":
         assert m.unconfirmed is not None
@@ -162,17 +162,17 @@ def _grow(m: Machine, param: str) -> Flow:
 
 def _tell_standbys(m: Machine) -> None:
     """Ask for standbys where there are too few, and tell everybody where they are."""
-    members, standbys, arf, zit = m.roster.members, m.standbys, m.settings.arf, m.settings.zit
+    members, standbys = m.roster.members, m.standbys
 
     def healthy() -> list[int]:
         return [rank for rank in m.roster.healthy if members[rank].link is not None]
 
     if standbys.stale:
         asked, addresses, epoch = standbys.ask(members, healthy())
-        order = Standbys(sn=m.next_sn(), addresses=addresses, arf=arf, zit=zit, epoch=epoch)
+        order = Standbys(sn=m.next_sn(), addresses=addresses, epoch=epoch)
         m.send([link for rank in asked if (link := members[rank].link) is not None], order)
     audience = standbys.audience(healthy)
-    listening = Standbys(sn=m.next_sn(), addresses=standbys.addresses(), arf=arf, zit=zit, epoch=m.epoch)
+    listening = Standbys(sn=m.next_sn(), addresses=standbys.addresses(), epoch=m.epoch)
     m.send([link for rank in audience if (link := members[rank].link) is not None], listening)
 
 

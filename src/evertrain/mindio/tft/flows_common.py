@@ -147,6 +147,7 @@ def env_clear(m: Machine, kind: ControllerRepairType, ranks: Iterable[int]) -> F
     """
     ranks = list(ranks)
     limit = m.settings.action_limit
+    m.repair_type = kind
 
     def stop(sn: int, _: int) -> AnyMessage:
         return DeviceStop(sn=sn, repair_type=int(kind))
@@ -240,6 +241,7 @@ def repair(m: Machine, plan: replicas.Plan, upgrade: bool = False, param: str = 
             step=m.repair_step,
             units=units,
             rank_list=ranks,
+            repair_type=int(m.repair_type),
             upgrade=upgrade,
             param=param,
         )
@@ -249,10 +251,10 @@ def repair(m: Machine, plan: replicas.Plan, upgrade: bool = False, param: str = 
 
 def rollback(m: Machine, ranks: Iterable[int], upgrade: bool = False, param: str = "") -> Flow:
     """Everybody goes back to the common step."""
-    step, repair_id = m.repair_step, m.repair_id
+    step, repair_id, kind = m.repair_step, m.repair_id, int(m.repair_type)
 
     def order(sn: int, _: int) -> AnyMessage:
-        return Rollback(sn=sn, repair_id=repair_id, step=step, upgrade=upgrade, param=param)
+        return Rollback(sn=sn, repair_id=repair_id, step=step, upgrade=upgrade, param=param, repair_type=kind)
 
     yield from act(m, ranks, order)
 
@@ -279,14 +281,16 @@ def go_on(m: Machine, strategy: str, ranks: Iterable[int]) -> Flow:
 
 
 def dump(m: Machine) -> Flow:
-    """Save one copy of everything and tell the platform how it went."""
+    """Save one copy of everything and tell the platform how it went. Returns it in words."""
     m.state = "DUMP"
     try:
         yield from _save(m)
     except Failed as error:
         log.error("no checkpoint could be written: %s", error)
-        return (yield from result(m, ReportCode.EXIT_ONLY, DUMP_FAILED, "dump"))
+        yield from result(m, ReportCode.EXIT_ONLY, DUMP_FAILED, "dump")
+        return f"no checkpoint could be saved: {error}"
     yield from tell(m, "report_result", int(ReportCode.SUCCESS), DUMP_OK, {}, "dump")
+    return f"a checkpoint of step {m.repair_step} is saved"
 
 
 def _save(m: Machine) -> Flow:
@@ -295,7 +299,10 @@ def _save(m: Machine) -> Flow:
         raise Failed(ReportCode.EXIT_ONLY, f"there is nothing to save at step {step}")
     if m.roster.untrusted():
         raise Failed(ReportCode.EXIT_ONLY, "the state is not trusted")
-    chosen = replicas.dump_choice(m.roster.kinds(), usable(m), m.settings.x1)
+    kinds, whole = m.roster.kinds(), usable(m)
+    chosen = replicas.dump_choice(kinds, whole, m.settings.x1)
+    if chosen is None and m.settings.local_copy:
+        chosen = replicas.dump_choice(kinds, whole | m.roster.backed_up(step), m.settings.x1)
     if chosen is None:
         raise Failed(ReportCode.EXIT_ONLY, "no whole copy of the state is left")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from evertrain.mindio.tft import flows_common as do
 from evertrain.mindio.tft.flows_common import Failed, NewFault
 from evertrain.mindio.tft.messages import AnyMessage, Continue, Pause, RebuildGroup
-from evertrain.mindio.tft.numbers import ReportCode, TrainState
+from evertrain.mindio.tft.numbers import ControllerRepairType, ReportCode, Result, TrainState
 from evertrain.mindio.tft.requests import Act, Flow, Outcome, Over, Signal, Wait
 
 if TYPE_CHECKING:
@@ -17,27 +17,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def _pause_all(m: Machine, hot_switch: bool) -> Flow:
-    """Have every rank halt after the step that follows the newest one. True if all do."""
+PAUSE_ROUNDS = 3
+
+
+def _pause_all(m: Machine) -> Flow:
+    """Have every rank halt after the step that follows the newest one. True if all do.
+
+    A rank may have done that step before the order came. Then the others, which halt at it, go on to the next one.
+    """
     yield from do.collect(m, m.roster.active)
-    ranks = m.roster.active
-    step = m.roster.newest_step(ranks) + 1
-    m.repair_step = step
+    for _ in range(PAUSE_ROUNDS):
+        ranks = m.roster.active
+        step = m.repair_step = m.roster.newest_step(ranks) + 1
 
-    def order(sn: int, _: int) -> AnyMessage:
-        return Pause(sn=sn, step=step, hot_switch=hot_switch)
+        def order(sn: int, _: int, step: int = step) -> AnyMessage:
+            return Pause(sn=sn, step=step)
 
-    outcome: Outcome = yield Act(ranks, order, m.settings.action_limit)
-    if not outcome.ok:
-        log.error("not all ranks could be paused: %s", outcome.why())
-    return outcome.ok
+        outcome: Outcome = yield Act(ranks, order, m.settings.action_limit)
+        if outcome.ok:
+            return True
+        log.warning("not all ranks have paused at step %d: %s", step, outcome.why())
+        if outcome.silent or any(reply.result != Result.NEED_RETRY for reply in outcome.failed.values()):
+            break
+    return False
 
 
 def pause(m: Machine, wish: Signal) -> Flow:
     """Returns True if a recovery has to follow."""
     m.state = "PAUSE"
     m.pause_limit = wish.limit
-    if not (yield from _pause_all(m, hot_switch=False)):
+    if not (yield from _pause_all(m)):
         yield from do.tell(m, "report_stop_complete", int(ReportCode.EXIT_ONLY), "pause failed", {})
         raise Over("not all ranks could be paused")
     yield from do.tell(m, "report_stop_complete", int(ReportCode.SUCCESS), "pause complete", {})
@@ -97,8 +106,10 @@ def prepared(m: Machine) -> bool:
 def switch(m: Machine) -> Flow:
     """Exchange the prepared processes for the old ones between two steps."""
     m.state = "STEP_FINISH"
-    paused = yield from _pause_all(m, hot_switch=True)
+    paused = yield from _pause_all(m)
     if paused:
+        # Only now, when all have halted at one step: who has left the training function can't go on to another.
+        yield Act(m.roster.active, lambda sn, _: Continue(sn=sn, leave=True), m.settings.action_limit)
         finished = m.until_all(m.roster.active, lambda rank: _finished(m, rank))
         paused = yield Wait(lambda: False if m.roster.news else finished(), m.settings.action_limit)
     yield from do.strategies(m, ["migration"] if paused else ["exit"])
@@ -127,7 +138,7 @@ def _finished(m: Machine, rank: int) -> bool:
 
 
 def _migrate(m: Machine) -> Flow:
-    m.state = "MIGRATION"
+    m.state, m.repair_type = "MIGRATION", ControllerRepairType.NONE
     roster, switched = m.roster, sorted(m.hot)
     for rank in switched:
         old, new = roster.members[rank], m.shadows[rank]

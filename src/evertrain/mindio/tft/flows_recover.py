@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from evertrain.mindio.tft import flows_common as do
 from evertrain.mindio.tft import flows_elastic, replicas
 from evertrain.mindio.tft.flows_common import Failed, NewFault
-from evertrain.mindio.tft.messages import AnyMessage, RebuildGroup
+from evertrain.mindio.tft.messages import AnyMessage, Continue, RebuildGroup
 from evertrain.mindio.tft.numbers import ControllerRepairType, FaultType, ReportCode, TrainState
-from evertrain.mindio.tft.requests import Flow, Over, Signal, Wait
+from evertrain.mindio.tft.requests import Act, Flow, Over, Signal, Wait
 
 if TYPE_CHECKING:
     from evertrain.mindio.tft.machine import Machine
@@ -47,12 +47,14 @@ def _attempt(m: Machine, dump_wanted: bool) -> Flow:
         raise Over("a rank is lost after others have finished")
     if not (m.roster.errors or dump_wanted or m.has_signal("stop") or _parked(m)):
         log.info("the fault has gone by itself")
+        # Whoever is still held, by a pause or by a lock of a controller before this one, would be so for ever.
+        yield Act(m.roster.healthy, lambda sn, _: Continue(sn=sn, unlock=True), m.settings.collect_limit, blame=False)
         return
     locked = yield from do.prelock(m)
     if dump_wanted:
-        if locked or m.settings.platform:
-            yield from do.dump(m)
-        raise Over("the checkpoint that was asked for is written, or can't be")
+        if not locked and not m.settings.platform:
+            raise Over("the ranks could not be held at one step: the checkpoint that was asked for can't be saved")
+        raise Over((yield from do.dump(m)))
     word = (yield from _negotiate(m, locked)) if m.settings.platform else _decide(m, locked)
     try:
         yield from _carry_out(m, word)
@@ -195,8 +197,7 @@ def _carry_out(m: Machine, word: Signal | None) -> Flow:
         case Signal("strategy", text="downgrade", param=param):
             flow = flows_elastic.shrink(m, param)
         case Signal("strategy", text="dump"):
-            yield from do.dump(m)
-            raise Over("the checkpoint is saved")
+            raise Over((yield from do.dump(m)))
         case Signal("strategy", text="exit"):
             raise Over("the platform chose the exit")
         case Signal("strategy" | "invalid"):

@@ -20,6 +20,13 @@ def destroy_controller() -> None:
         api.tft_destroy_controller()
 
 
+def leading() -> bool:
+    """Whether a controller in this process leads the job and has not come to an end."""
+    api = sys.modules.get("evertrain.mindio.tft.api_controller")
+    hosted = (_standby, api._controller if api is not None else None)
+    return any(each is not None and each.machine.active and each.machine.ended is None for each in hosted)
+
+
 def stand_by(
     settings: Settings, server_context: Callable[[], Any]
 ) -> Callable[[str, int, int], tuple[str, int] | None]:

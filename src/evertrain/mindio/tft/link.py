@@ -93,7 +93,6 @@ class Link:
         self._thread: threading.Thread | None = None
         self.sent_at = 0.0
         self.heard_at = time.monotonic()
-        self.local_ip: str = sock.getsockname()[0]
 
     def start(self, on_message: Callable[[Any], None], on_lost: Callable[[Link], None]) -> None:
         """`on_message` is called in the link's thread and must not block. `on_lost` is called once, at its end, unless

@@ -1,6 +1,7 @@
 """The log of the callback interface: a rotating file in TTP_LOG_PATH. Nothing that goes wrong here reaches training.
 
-Nothing is written before `start`, which the first `tft_init_…` call makes: importing a library makes no directory.
+Nothing is written before `start`, which `tft_init_controller` and `tft_init_processor` call: importing a library makes
+no directory.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ class _File(RotatingFileHandler):
         return open(descriptor, self.mode, encoding=self.encoding)  # type: ignore[return-value]
 
     def emit(self, record: logging.LogRecord) -> None:
-        with self._locked():
-            super().emit(record)
+        try:
+            with self._locked():
+                super().emit(record)
+        except (OSError, ValueError):  # of the lock, or of a file that could not be opened again
+            self.handleError(record)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -54,17 +58,14 @@ class _File(RotatingFileHandler):
         if not self._shared or self.stream is None:
             yield
             return
-        try:
-            with open(self.baseFilename + ".lock", "a") as guard:
-                fcntl.flock(guard, fcntl.LOCK_EX)
-                self._follow()
-                yield
-        except OSError:
-            self.handleError(logging.makeLogRecord({}))
+        with open(self.baseFilename + ".lock", "a") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            self._follow()
+            yield
 
     def _follow(self) -> None:
         assert self.stream is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             if os.fstat(self.stream.fileno()).st_ino == os.stat(self.baseFilename).st_ino:
                 return
         self.stream.close()

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from evertrain.mindio.tft import admission, flows
+from evertrain.mindio.tft import admission, flows, flows_common
 from evertrain.mindio.tft.members import Member, Roster
 from evertrain.mindio.tft.messages import (
     Alive,
@@ -24,11 +24,12 @@ from evertrain.mindio.tft.messages import (
     Heartbeat,
     Hello,
     InitReport,
+    Leaving,
     Register,
     Reply,
     StandbyUp,
 )
-from evertrain.mindio.tft.numbers import Result
+from evertrain.mindio.tft.numbers import ControllerRepairType, Result
 from evertrain.mindio.tft.requests import (
     CONVERSATION,
     Act,
@@ -53,6 +54,8 @@ from evertrain.mindio.tft.standbys import Standbys
 log = logging.getLogger(__name__)
 
 _NOT_YET = object()
+_STANDSTILL = 1.0
+"""Called this many seconds after its deadline, the controller itself has stood still."""
 
 
 class Machine:
@@ -66,6 +69,8 @@ class Machine:
         self.epoch = settings.epoch
         self.repair_id = settings.epoch * EPOCH_REPAIRS
         self.repair_step = 0
+        self.repair_type = ControllerRepairType.NONE
+        """Of the recovery under way, as the ranks are told."""
         self.unconfirmed: tuple[int, str] | None = None
         """The step that some rank has to get beyond, and the strategy that has then succeeded."""
         self.proof = False
@@ -90,6 +95,8 @@ class Machine:
         self._sn = settings.epoch * EPOCH_SERIALS
         self._act_sn = 0
         self._alive_at = 0.0
+        self.departed: set[int] = set()
+        """Ranks that heard nothing of this controller for so long that they look for another one."""
         self._calls = itertools.count(1)
         self._out: list[Action] = []
         self._request: Act | Tell | Wait | None = None
@@ -107,6 +114,9 @@ class Machine:
     # --- the outside
 
     def handle(self, event: Event, now: float) -> list[Action]:
+        deadline = self.deadline
+        if deadline is not None and now - deadline > _STANDSTILL:
+            self._stood_still(now - deadline)
         self.now = now
         self.touched = -1
         match event:
@@ -208,24 +218,32 @@ class Machine:
         if member is None or member.link != link:
             return
         shadow = self.shadows.get(member.rank) is member
+        if shadow and not isinstance(message, Heartbeat):
+            return  # it only shows how far it is; what it is part of is known from the process that it will replace
         self.touched = member.rank
         if not shadow:
             self.roster.hear(member, self.now)
         match message:
             case Heartbeat(status=status):
                 self._status(member, status, shadow)
-            case Reply() if not shadow:
+            case Reply():
                 self._reply(member, message)
             case InitReport():
+                first = member.groups is None
                 if (wrong := self.roster.report(member, message)) is not None:
                     log.error("%s", wrong)
+                elif first and self.roster.initialised():
+                    flows_common.sane(self)  # better said now than when something has to be repaired
                 self.standbys.stale = True
             case DpReport():
                 self.roster.report_dp(member, message)
             case StandbyUp(ip=ip, port=port):
                 self.standbys.up(member.rank, ip or member.ip, port)
+            case Leaving():
+                self.departed.add(member.rank)
             case Bye():
                 member.left = True
+                self.roster.heard.pop(member.rank, None)
                 self.roster.judge(member)
                 self._drop_pending(member.rank)
 
@@ -284,6 +302,8 @@ class Machine:
     def _expire(self) -> None:
         grace = self.roster.grace
         while grace and next(iter(grace.values())) <= self.now:
+            if self._deserted():
+                return self._step_down()
             self.declare_lost(self.roster.members[next(iter(grace))])
         for link in self.knocks.expired(self.now):
             admission.send_away(self, link)
@@ -298,6 +318,29 @@ class Machine:
                 break
             log.warning("rank %d has been silent for %.1f s", rank, self.now - heard)
             self.declare_lost(self.roster.members[rank])
+
+    # --- standing still
+
+    def _stood_still(self, late: float) -> None:
+        """Nothing was read meanwhile, so nobody's silence or lateness can be judged by this time."""
+        log.warning("this controller has stood still for %.1f s", late)
+        for times in (self.roster.heard, self.roster.grace):
+            for rank in times:
+                times[rank] += late
+        if self._until is not None:
+            self._until += late
+
+    def _deserted(self) -> bool:
+        """Whether as many ranks have gone elsewhere as a standby needs to lead."""
+        return 2 * len(self.departed) >= self.settings.world_size
+
+    def _step_down(self) -> None:
+        """Two controllers must not both decide what is saved. Those that are left here go and look for the other."""
+        self.ended = "it has said nothing for too long, and another controller leads the job"
+        log.error("this controller leads no more: %s", self.ended)
+        self._flow, self._request, self._until = None, None, None
+        for link in list(self.links):
+            self.close(link, self.ended)
 
     # --- the platform
 
@@ -328,11 +371,11 @@ class Machine:
         self._running = True
         try:
             while self._flow is not None:
-                result = self._result()
-                if result is _NOT_YET:
-                    return
                 try:
-                    request = self._flow.send(result)
+                    result = self._result()
+                    if result is _NOT_YET:
+                        return
+                    self._begin(self._flow.send(result))
                 except (StopIteration, Over) as end:
                     self._flow, self._request, self._until = None, None, None
                     self.ended = self.ended or str(end) or "over"
@@ -344,7 +387,6 @@ class Machine:
                     self.ended = "an error in the controller"
                     flows.say_exit(self)
                     return
-                self._begin(request)
         finally:
             self._running = False
 

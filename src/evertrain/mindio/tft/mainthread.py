@@ -28,7 +28,9 @@ class MainThread:
         self._pause_mode = 0
         self._pause_step = 0
         self._pause_order = 0
-        self._paused = False
+        self._paused_at: int | None = None
+        self._passed = -1
+        """The last step at whose end it did not halt, or went on."""
 
     # The training thread.
 
@@ -36,6 +38,7 @@ class MainThread:
         """The training function is about to be called (again)."""
         with self._changed:
             self._out = self._cleaned = self._resumed = self._idle = False
+            self._passed = -1
 
     def report(self) -> None:
         """It has left the training function, or is about to."""
@@ -64,15 +67,15 @@ class MainThread:
     def pause_point(self, step: int) -> None:
         """The end of a step. Halts here if asked to, or raises to leave the function between two steps."""
         with self._changed:
-            if not self._pause_mode or step < self._pause_step:
-                return
-            self._paused = True
-            self._changed.notify_all()
-            if self._pause_mode == RAISE:
-                self._pause_mode = 0
-                raise RuntimeError(STEP_FINISH)
-            self._changed.wait_for(lambda: not self._pause_mode or self._exit)
-            self._paused = False
+            if self._pause_mode and step >= self._pause_step:
+                self._paused_at = step
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._pause_mode != PAUSE or step < self._pause_step or self._exit)
+                self._paused_at = None
+                if self._pause_mode == RAISE:
+                    self._pause_mode = 0
+                    raise RuntimeError(STEP_FINISH)
+            self._passed = step
 
     # The processor.
 
@@ -104,6 +107,7 @@ class MainThread:
         """`both` for frameworks that wait only once."""
         with self._changed:
             self._out = False
+            self._passed = -1
             self._resumed = True
             self._cleaned = self._cleaned or both
             self._changed.notify_all()
@@ -113,22 +117,28 @@ class MainThread:
             self._exit = True
             self._changed.notify_all()
 
-    def ask_pause(self, sn: int, step: int, leave: bool) -> None:
+    def ask_pause(self, sn: int, step: int) -> bool:
+        """Halt at the end of this step; False if that is past. Who halts at an earlier one goes on."""
         with self._changed:
-            self._pause_order = sn
-            self._pause_mode, self._pause_step = (RAISE if leave else PAUSE), step
-            self._paused = False
+            if self._passed >= step:
+                return False
+            self._pause_order, self._pause_mode, self._pause_step = sn, PAUSE, step
+            self._changed.notify_all()
+            return True
 
     def wait_paused(self, sn: int, limit: float) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._paused or self._exit or self._order > sn, limit)
-            return self._paused
+            self._changed.wait_for(lambda: self._halted() or self._exit or self._order > sn, limit)
+            return self._halted()
 
-    def end_pause(self, sn: int | None = None) -> None:
-        """Of this order, or of whichever there is."""
+    def _halted(self) -> bool:
+        return self._paused_at is not None and self._paused_at >= self._pause_step
+
+    def end_pause(self, sn: int | None = None, leave: bool = False) -> None:
+        """Of this order, or of whichever there is. With `leave`, the thread does not go on but out of the function."""
         with self._changed:
             if sn in (None, self._pause_order):
-                self._pause_mode = 0
+                self._pause_mode = RAISE if leave else 0
                 self._changed.notify_all()
 
     @property

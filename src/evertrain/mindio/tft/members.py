@@ -26,6 +26,8 @@ class Member:
     link: int | None = None
     status: Status = Status()
     ip: str = ""
+    process: str = ""
+    """Which process this is, as it calls itself; empty if it has not said so."""
     lost: bool = False
     """Its link is gone, it is silent, or it did not answer."""
     mute: bool = False
@@ -228,6 +230,14 @@ class Roster:
 
     def copies(self, step: int) -> dict[int, Copy]:
         return {rank: self.copy(rank, step) for rank in range(self.world_size)}
+
+    def backed_up(self, step: int) -> set[int]:
+        """Healthy ranks that can save this step from their local copy, or from what they were copying."""
+
+        def held(status: Status) -> int:
+            return status.step if status.data_status == DataStatus.COPYING else status.backup_step
+
+        return {rank for rank in self.healthy if rank not in self.dirty and held(self.members[rank].status) == step}
 
     def untrusted(self) -> bool:
         """Whether replicas may all hold the same wrong state."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import msgspec
 
+from evertrain.mindio.tft.numbers import ControllerRepairType
+
 VERSION = 1
 
 
@@ -53,6 +55,8 @@ class Hello(Message):
     world_size: int = 0
     ip: str = ""
     """Address by which peers could reach this process, if it became the controller."""
+    process: str = ""
+    """Tells this process from others that have been or will be the same rank."""
 
 
 class Welcome(Message):
@@ -118,6 +122,11 @@ class StandbyUp(Message):
     port: int
 
 
+class Leaving(Message):
+    """The controller has said nothing for too long; this processor looks for another one. A controller that comes to
+    life again learns from it that others have not died, and may be led by a standby."""
+
+
 class Bye(Message):
     """The training function returned; this processor leaves and is not missed."""
 
@@ -127,7 +136,8 @@ class Bye(Message):
 
 class Registered(Message):
     result: int
-    """OK, REPAIR (this process replaces a faulty one), ERROR (not wanted) or WAIT_CHECK (rank outside the world)."""
+    """OK, REPAIR (this process replaces a faulty one), ERROR (not wanted now), STOP_SERVICE (another one is this rank)
+    or WAIT_CHECK (rank outside the world)."""
     repair_id: int = 0
     hot_switch: bool = False
 
@@ -142,8 +152,6 @@ class Standbys(Message):
     sn: int
     addresses: list[tuple[int, str, int]]
     """(rank that hosts it, ip, port)."""
-    arf: bool = False
-    zit: bool = False
     epoch: int = 0
     """Of the controller that sends this. The standby at place i (from 0) of the list is given epoch + i + 1: its serial
     numbers and repair ids begin above all that went before."""
@@ -161,13 +169,21 @@ class Prelock(Message):
 
 
 class Pause(Message):
+    """Halt at the end of this step. A rank that has gone past it answers NEED_RETRY; one that halts at an earlier step
+    goes on to this one."""
+
     sn: int
     step: int
-    hot_switch: bool = False
 
 
 class Continue(Message):
+    """End a pause."""
+
     sn: int
+    leave: bool = False
+    """By leaving the training function with "STEP FINISH": processes are about to be exchanged."""
+    unlock: bool = False
+    """End a lock as well, unless the training function was left: nothing will follow it."""
 
 
 class DeviceStop(Message):
@@ -208,6 +224,8 @@ class Repair(Message):
     """All ranks that take part in this repair."""
     upgrade: bool = False
     param: str = ""
+    repair_type: int = ControllerRepairType.NONE
+    """As in `DeviceStop`, which a process that joins later has not seen."""
 
 
 class Rollback(Message):
@@ -216,6 +234,7 @@ class Rollback(Message):
     step: int
     upgrade: bool = False
     param: str = ""
+    repair_type: int = ControllerRepairType.NONE
 
 
 class DowngradeRebuild(Message):
@@ -267,7 +286,7 @@ class Destroyed(Message):
 
 AnyMessage = (
     Hello | Welcome | Refused
-    | Register | InitReport | DpReport | Heartbeat | Reply | StandbyUp | Bye
+    | Register | InitReport | DpReport | Heartbeat | Reply | StandbyUp | Leaving | Bye
     | Registered | Standbys | Collect | Prelock | Pause | Continue | DeviceStop | DeviceClean
     | RebuildGroup | Repair | Rollback | DowngradeRebuild | NotifyNormal | SaveCheckpoint | Rename | Exit | Destroyed
     | Alive

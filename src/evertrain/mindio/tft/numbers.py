@@ -14,6 +14,11 @@ MAX_ERROR_CODE = 15
 MAX_STEP = 2**63 - 2
 
 
+def is_int(value: object) -> bool:
+    """A number, and not a truth value, which Python takes for one."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class ReportState(Enum):
     """What a framework reports about itself."""
 

@@ -59,6 +59,10 @@ class Orders:
     def close(self) -> None:
         self._queue.put(None)
 
+    @property
+    def saving(self) -> bool:
+        return self._saving.under_way
+
     # The link's thread.
 
     def take(self, order: messages.Order) -> None:
@@ -190,12 +194,13 @@ class Orders:
         if self._refuses(order, Life.PAUSE) or not self._idle(order.sn):
             return
         self._rank.learn_repair_id(order.repair_id)
-        self._rank.repair_step = order.step
+        self._rank.repair_step, self._rank.repair_type = order.step, ControllerRepairType(order.repair_type)
         sends = any(unit.repair_type == RepairType.RT_SEND.value for unit in order.units)
         if sends and not self._steps.matches(order.step):
             self._reply(order.sn, Result.ERROR, f"asked to send step {order.step}, this is step {self._steps.step}")
             return
         if not sends:
+            self._rank.load_step = 0  # what an attempt that failed has loaded does not count
             self._steps.begin_repair()
         if order.upgrade:
             result = self._callbacks.zit_upgrade_repair(order.step, order.units, order.rank_list, order.param)
@@ -216,7 +221,7 @@ class Orders:
         if self._refuses(order, Life.PAUSE):
             return
         self._rank.learn_repair_id(order.repair_id)
-        self._rank.repair_step = order.step
+        self._rank.repair_step, self._rank.repair_type = order.step, ControllerRepairType(order.repair_type)
         self._steps.roll_back(order.step)
         if order.upgrade:
             result = self._callbacks.zit_upgrade_rollback(order.step, order.param)
@@ -246,7 +251,9 @@ class Orders:
     def _do_Pause(self, order: messages.Pause) -> None:
         if self._refuses(order, Life.NORMAL):
             return
-        self._main.ask_pause(order.sn, order.step, leave=order.hot_switch)
+        if not self._main.ask_pause(order.sn, order.step):
+            self._reply(order.sn, Result.NEED_RETRY, f"the end of step {order.step} is past")
+            return
         if not self._main.wait_paused(order.sn, environment.action_limit()):
             self._main.end_pause(order.sn)
             self._reply(order.sn, Result.TIMEOUT, f"the training thread did not come to step {order.step}")
@@ -254,9 +261,11 @@ class Orders:
         self._reply(order.sn, self._callbacks.stream_sync())
 
     def _do_Continue(self, order: messages.Continue) -> None:
+        if order.unlock and self._rank.unlock():
+            self._steps.lift(force_stop=False)
         if self._refuses(order, Life.NORMAL):
             return
-        self._main.end_pause()
+        self._main.end_pause(leave=order.leave)
         self._reply(order.sn, Result.OK)
 
     def _do_SaveCheckpoint(self, order: messages.SaveCheckpoint) -> None:

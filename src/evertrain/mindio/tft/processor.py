@@ -8,6 +8,7 @@ functions and waits in `steps` and `mainthread`.
 from __future__ import annotations
 
 import queue
+import secrets
 import ssl
 import threading
 import time
@@ -28,6 +29,8 @@ CONNECT = 2.0
 """Seconds for one attempt; a host that is down gives no answer at all."""
 REGISTER = 30.0
 FAREWELL = 2.0
+LEAVE = 0.5
+"""Seconds in which the kernel of a frozen controller's host has to take the last word to it."""
 _ANSWERS = messages.Order.__args__
 
 
@@ -79,12 +82,15 @@ class Processor:
         self._local_ip = ""
         self._registered: queue.SimpleQueue[messages.Registered | None] = queue.SimpleQueue()
         self._ever_registered = False
+        self._process = secrets.token_hex(8)
         self._init_report: messages.InitReport | None = None
         self._dp_report: messages.DpReport | None = None
         self._linked = threading.Condition()
         self._kick = threading.Event()
         self._ended = False
         self._abandoned = False
+        self.unprotected = False
+        """No controller is left, and none will come: a fault is the training function's own affair again."""
         self._announce_step = False
         self._orders = Orders(
             settings.rank, self.rank, self.steps, self.main, callbacks, self.send, self.beat, settings.mindspore
@@ -136,11 +142,18 @@ class Processor:
         self.steps.poke()
         self.main.report()
         self.beat()
+        if self.unprotected:
+            self._exit("there is no controller any more that could deal with the fault: giving up")
 
     def end_updating(self, step: int) -> None:
         announce, self._announce_step = self._announce_step, False
         # Before the wait in it: the first step after a recovery is what tells that it worked.
         self.steps.end_updating(step, self.beat if announce else None)
+
+    @property
+    def saving(self) -> bool:
+        """Whether the dying-gasp checkpoint is being written."""
+        return self._orders.saving
 
     @property
     def replica_groups(self) -> list[messages.ReplicaGroup]:
@@ -190,9 +203,11 @@ class Processor:
         elif isinstance(message, messages.Exit):
             threading.Thread(target=self._exit, name="tft-exit", daemon=True).start()
 
-    def _exit(self) -> None:
-        logger.info("the controller ends this process")
-        self.callbacks.exit()
+    def _exit(self, why: str = "the controller ends this process") -> None:
+        logger.error("%s", why)
+        handler = threading.Thread(target=self.callbacks.exit, name="tft-exit-handler", daemon=True)
+        handler.start()
+        handler.join(environment.action_limit())  # a stuck handler must not keep the process
         self.main.release_exit()
         self._on_exit()
 
@@ -248,6 +263,7 @@ class Processor:
             token=self.settings.token,
             world_size=self.settings.world_size,
             ip=self._local_ip,
+            process=self._process,
         )
         opened, welcome = link.connect(address, hello, self.settings.context, CONNECT)
         while not self._registered.empty():
@@ -282,6 +298,9 @@ class Processor:
                 raise link.NotWelcome("the registration was not answered") from None
             if answer is None:
                 raise ConnectionError("the link broke while registering")
+            if answer.result == Result.STOP_SERVICE:
+                self._exit("another process has taken the place of this one")
+                raise StartFailed("another process has taken the place of this one")
             if answer.result != Result.ERROR:
                 break
             if time.monotonic() + pause > deadline or opened.lost:
@@ -316,7 +335,8 @@ class Processor:
             if suspicious > 2:
                 logger.error("the controller has said nothing for %.0f s", now - current.heard_at)
                 self._link = None
-                current.close()
+                current.send(messages.Leaving())
+                current.close(flush=LEAVE)
                 continue
             left = current.sent_at + heartbeat - now
             if left <= 0:
@@ -341,9 +361,9 @@ class Processor:
         """No controller is left. Training goes on without protection; a recovery can't."""
         if self._ended:
             return
+        self.unprotected = True
         if self.rank.life == Life.NORMAL:
             logger.warning("there is no controller any more; training goes on without protection")
             self.main.end_pause()
             return
-        logger.error("there is no controller any more to end the recovery: giving up")
-        self._exit()
+        self._exit("there is no controller any more to end the recovery: giving up")

@@ -101,6 +101,14 @@ class Rank:
             self.life = Life.PAUSE
             return True
 
+    def unlock(self) -> bool:
+        """Back to normal operation from a lock that nothing followed; False if something did."""
+        with self._lock:
+            if self.life != Life.PAUSE or self.abnormal() or self._main.parked:
+                return False
+            self.life = Life.NORMAL
+            return True
+
     def learn_repair_id(self, repair_id: int) -> None:
         with self._lock:
             self.repair_id = max(self.repair_id, repair_id)

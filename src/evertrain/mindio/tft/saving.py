@@ -19,6 +19,11 @@ class Saving:
         self._result: int | None = None
         self._waiting: list[Callable[[int], None]] = []
 
+    @property
+    def under_way(self) -> bool:
+        with self._lock:
+            return self._step >= 0 and self._result is None
+
     def begin(self, step: int, groups: list[SaveGroup], on_done: Callable[[int], None]) -> None:
         """Save, and tell the result. Asked again for the same step, it tells the result of the first time: a standby
         that took over may not know that the old controller had asked."""

@@ -42,14 +42,18 @@ class Steps:
         """An update is about to begin. Held while the step is locked; then RuntimeError, because the lock was set for
         a recovery."""
         with self._changed:
-            if self._dumping:
-                raise Exception("the dying-gasp checkpoint is being written: no update may begin")
+            self._refuse_in_dump()
             self._hold()
             if self._forced and not self._mindspore:
                 raise RuntimeError(FORCE_STOP)
+            self._refuse_in_dump()
             self.backup_step = backup_step
             self.data_status = DataStatus.UPDATING
             self._changed.notify_all()
+
+    def _refuse_in_dump(self) -> None:
+        if self._dumping:
+            raise Exception("the dying-gasp checkpoint is being written: no update may begin")
 
     def end_updating(self, step: int, announce: Callable[[], None] | None = None) -> None:
         """The update is complete. `announce` is called before the wait that a lock may mean."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from evertrain.mindio.tft import device
 
+_ERROR_TIME = re.compile(r"time us\s*=\s*(\d+)")
 _start: int | None = None
 _end: int | None = None
 
@@ -25,6 +28,12 @@ def tft_can_do_uce_repair(hbm_error_time: int, start_time: int | None = None, en
     if not hbm_error_time or not start or not end:
         return False
     return hbm_error_time > max(start, end) or start < hbm_error_time < end
+
+
+def get_l2_hbm_error_time(text: str) -> int:
+    """When the error happened, as its text says; 0 if it does not."""
+    found = _ERROR_TIME.search(text)
+    return int(found.group(1)) if found else 0
 
 
 def forget() -> None:
