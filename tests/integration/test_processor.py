@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def test_a_big_message_may_take_longer_than_a_look_at_the_controller(rank: Proce
 def test_a_frozen_controller_is_left_in_the_middle_of_a_message(rank: Processor, controllers) -> None:
     sending = threading.Thread(target=rank.store_set, args=("prelude/x", bytes(9 << 20)))
     sending.start()
-    sending.join(0.2)
+    assert select.select(controllers[0].links, [], [], 20)[0], "the message has begun"
     rank.board_of_test.epoch = 1  # the agent has turned to the other one
     hello = controllers[1].accept()
     assert isinstance(hello, p.Hello) and hello.rank == 0
