@@ -129,8 +129,8 @@ class Processor:
                 if self._welcomed:
                     hello = self._hello_again()
                 self._writer = framing.FrameWriter()
-                link.sendall(self._writer.frame(hello))
                 self._socket, self.lost = link, False
+                link.sendall(self._writer.frame(hello))
             return self._await_welcome(link, reader)
         except BaseException:
             with self._write_lock:
