@@ -14,6 +14,7 @@ import sys
 
 from evertrain.mindio.board import Board, FaultBoard
 from evertrain.mindio.faultspec import FaultSpec
+from evertrain.torch import interrupt
 
 
 class InjectedFault(RuntimeError):
@@ -38,13 +39,22 @@ class Injector:
         if not self._mine:
             return
         for index, fault in self._mine:
-            if fault.phase == phase and self.step >= fault.step and self._fire(index, fault):
-                self._happen(fault)
+            if fault.phase == phase and self.step >= fault.step:
+                self._undisturbed(index, fault)
 
     def take_corruption(self) -> bool:
         """True once if a `corrupt` fault is armed: the caller is a repair source and flips bits in its state."""
         due, self._corrupting = self._corrupting, False
         return due
+
+    def _undisturbed(self, index: int, fault: FaultSpec) -> None:
+        """Fire and happen, or neither: an interrupt between the two would use the fault up."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {interrupt.SIGNAL})
+        try:
+            if interrupt.SIGNAL not in signal.sigpending() and self._fire(index, fault):
+                self._happen(fault)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {interrupt.SIGNAL})
 
     def _fire(self, index: int, fault: FaultSpec) -> bool:
         return self._fired is None or self._fired.fire(index, fault.times)
