@@ -19,11 +19,15 @@ setup: $(VENV)/.ready-to-test ## a virtual environment with everything for devel
 demo: $(VENV)/.ready-to-run ## train, kill a process in the middle, see that the result is the same bits
 	@$(BIN)/evertrain demo $(ARGS)
 
-# Unit tests share the cores; whole jobs have them for themselves, for their times mean something.
+# What mostly thinks or waits shares the cores; whole jobs have them for themselves, for their times mean something.
+SHARING := tests/unit tests/contract $(addprefix tests/integration/,test_boot.py test_prelude.py test_repair.py \
+  test_tls_links.py) $(wildcard tests/integration/test_embedded_*.py tests/integration/test_operator_*.py \
+  tests/integration/test_tft_*.py)
+
 test: lint ## the checkers and all tests but the full fault matrix
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
-	$(BIN)/python -m pytest --ignore tests/unit
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(SHARING)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHARING))
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

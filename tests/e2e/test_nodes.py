@@ -13,7 +13,8 @@ ARGS = ("--steps=30",)
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_lost_node_comes_back(node: int, tmp_path: Path) -> None:
     """With node 0 the controller and the store are lost as well."""
     with cluster(tmp_path, *ARGS, ft=("--ft-warm=0",)) as job:

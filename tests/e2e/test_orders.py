@@ -33,6 +33,7 @@ def begin_switch(running: Job, rank: int) -> tuple:
     return asker, started()
 
 
+@pytest.mark.matrix
 def test_a_paused_job_waits_and_a_prepared_process_takes_over_in_the_same_moment() -> None:
     with job(*ARGS) as running:
         running.wait_until_it_trains()

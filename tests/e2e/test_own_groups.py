@@ -27,7 +27,7 @@ def undisturbed() -> harness.Result:
             id="two-kills",
             marks=pytest.mark.matrix,
         ),
-        pytest.param(("exception@step=4,rank=2,phase=backward",), id="exception"),
+        pytest.param(("exception@step=4,rank=2,phase=backward",), id="exception", marks=pytest.mark.matrix),
         pytest.param(("hang@step=4,rank=3,phase=forward",), id="hang", marks=pytest.mark.matrix),
     ],
 )

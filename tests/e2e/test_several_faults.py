@@ -32,7 +32,7 @@ def test_all_but_one_rank_killed_at_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "victim"),
     [
-        pytest.param("kill", 1, id="kill-replacement"),
+        pytest.param("kill", 1, id="kill-replacement", marks=pytest.mark.matrix),
         pytest.param("kill", 2, id="kill-source", marks=pytest.mark.matrix),
         pytest.param("exception", 1, id="exception-replacement", marks=pytest.mark.matrix),
         pytest.param("exception", 2, id="exception-source", marks=pytest.mark.matrix),
@@ -87,12 +87,13 @@ def test_with_a_parked_spare() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--accumulate=3",), id="accumulation", marks=pytest.mark.matrix),
-        pytest.param(("--amp",), id="amp", marks=pytest.mark.matrix),
+        pytest.param(("--accumulate=3",), id="accumulation"),
+        pytest.param(("--amp",), id="amp"),
         pytest.param(("--workers=2",), id="workers"),
     ],
 )
-@pytest.mark.parametrize("kind", [pytest.param("kill", marks=pytest.mark.matrix), "exception"])
+@pytest.mark.parametrize("kind", ["kill", "exception"])
+@pytest.mark.matrix
 def test_what_scripts_do_in_a_step(options: tuple[str, ...], kind: str) -> None:
     args = (*ARGS, *options)
     result = harness.run(*args, faults=(f"{kind}@step=5,rank=1,phase=backward",))

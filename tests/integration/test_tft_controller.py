@@ -280,6 +280,7 @@ def test_a_second_controller_on_the_same_port_says_why_it_can_t_start() -> None:
         assert "could not be started" in done.stdout and "in use" in done.stdout
 
 
+@pytest.mark.matrix
 def test_a_standby_leads_when_half_of_the_ranks_have_come() -> None:
     settings: dict[str, Any] = {"world": 4, "passive": True, "epoch": 1, "rank": 1, "knock": 0.3, "takeover": 1.0}
     with controller(**settings) as running:

@@ -216,6 +216,7 @@ def test_functions_disabled_before_are_really_disabled_after():
     )
 
 
+@pytest.mark.matrix
 def test_a_program_that_steps_and_then_compiles_the_step_is_the_same_with_and_without():
     code = """
         from evertrain.torch import lazy_dynamo
@@ -242,6 +243,7 @@ def test_a_program_that_steps_and_then_compiles_the_step_is_the_same_with_and_wi
     assert with_it == without
 
 
+@pytest.mark.matrix
 def test_threads_that_need_it_at_the_same_time_all_get_it():
     run(
         """
@@ -266,6 +268,7 @@ def test_threads_that_need_it_at_the_same_time_all_get_it():
     )
 
 
+@pytest.mark.matrix
 def test_a_load_that_is_interrupted_can_be_repeated():
     run(
         """
@@ -309,6 +312,7 @@ def test_walking_over_all_modules_does_not_load_it():
     )
 
 
+@pytest.mark.matrix
 def test_it_can_be_switched_off():
     run(
         """
