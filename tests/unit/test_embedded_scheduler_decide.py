@@ -94,7 +94,7 @@ def test_quantities(quantity: object, expected: int) -> None:
     assert resources.thousandths(quantity) == expected
 
 
-@pytest.mark.parametrize("quantity", ["", "x", "1 Gi", "--1", "1e", "1.2.3", "1Zi", "1e99999999999"])
+@pytest.mark.parametrize("quantity", ["", "x", "1 Gi", "--1", "1e", "1.2.3", "1Zi"])
 def test_what_is_no_quantity(quantity: str) -> None:
     with pytest.raises(ValueError, match="no quantity"):
         resources.thousandths(quantity)

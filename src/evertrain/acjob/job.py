@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from evertrain.acjob import names, quantity
+from evertrain.acjob import names
 from evertrain.acjob.defaults import with_defaults
+from evertrain.kube import quantity
 from evertrain.kube.port import Object
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evertrain.acjob import names, quantity
+from evertrain.acjob import names
 from evertrain.acjob.conditions import POD_GROUP_NOT_INITIALIZED, POD_GROUP_PENDING
 from evertrain.acjob.job import Job, requests
+from evertrain.kube import quantity
 from evertrain.kube.port import POD_GROUP, Object
 
 

@@ -6,44 +6,29 @@ exact.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING
 from typing import Any
+
+from evertrain.kube import quantity
 
 Amounts = dict[str, int]
 """Thousandths by resource name."""
 
 PODS = "pods"
-_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]|[KMGTPE]i)?")
-_SUFFIXES = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
-    **{f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
-}
 
 
-def thousandths(quantity: object) -> int:
+def thousandths(amount: object) -> int:
     """A quantity as Kubernetes writes it, rounded up to a thousandth. ValueError if it is none."""
-    match = _QUANTITY.fullmatch(str(quantity).strip())
-    if match is None:
-        raise ValueError(f"{quantity!r} is no quantity")
-    try:
-        value = Decimal(match[1]) * _SUFFIXES[match[2] or ""]
-        return int((value * 1000).to_integral_value(ROUND_CEILING))
-    except ArithmeticError:
-        raise ValueError(f"{quantity!r} is no quantity") from None
+    return int((quantity.parse(amount) * 1000).to_integral_value(ROUND_CEILING))
 
 
 def amounts(quantities: Mapping[str, object] | None) -> Amounts:
     """What can't be read counts as nothing: admission has refused it, or the API server doesn't check it."""
     found: Amounts = {}
-    for name, quantity in (quantities or {}).items():
+    for name, amount in (quantities or {}).items():
         try:
-            found[name] = thousandths(quantity)
+            found[name] = thousandths(amount)
         except ValueError:
             continue
     return found

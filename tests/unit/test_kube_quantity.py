@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from evertrain.acjob import quantity
+from evertrain.kube import quantity
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("text", ["", "abc", "1Gib", "1 Gi", "--1", "1e", "Gi", None, [], "0x1"])
 def test_no_amount(text: object) -> None:
-    with pytest.raises(ValueError, match="is not a quantity"):
+    with pytest.raises(ValueError, match="is no quantity"):
         quantity.parse(text)
 
 

@@ -22,7 +22,7 @@ def parse(amount: object) -> Decimal:
     """The amount as a number. Raises ValueError if it is none."""
     found = _FORM.fullmatch(str(amount))
     if found is None:
-        raise ValueError(f"{amount!r} is not a quantity")
+        raise ValueError(f"{amount!r} is no quantity")
     number, exponent, suffix = found.groups()
     power = max(-MAX_POWER, min(MAX_POWER, int(exponent[1:]))) if exponent else 0
     value = Decimal(number) * _SUFFIXES[suffix or ""] * Decimal(10) ** power
