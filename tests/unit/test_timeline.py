@@ -100,6 +100,8 @@ def test_one_sentence_per_incident():
     assert "replaced by a new process" in incident_line(one)
     assert "and 1 more fault;" in incident_line(KILLED)
     assert "the step was run again" in incident_line(dict(one, decision="retry", restarted=[]))
+    passed = incident_line(dict(one, decision="retry", restarted=[], step=13))
+    assert "the others had completed the step, and it took their state and resumed at step 13" in passed
     assert incident_line(dict(one, outcome="ended")).endswith("; the job ends")
 
 
@@ -139,7 +141,8 @@ def test_the_last_run_is_shown_and_all_on_request(file, capsys):
     end = {"event": "ended", "code": 0}
     path = file({"event": "launch"}, KILLED, end, {"event": "launch"}, end)
     assert main(["timeline", path]) == 0
-    assert capsys.readouterr().out == "No incidents.\n"
+    shown = "No incidents.\n(3 events of earlier runs are in the file: --all shows them)\n"
+    assert capsys.readouterr().out == shown
     assert main(["timeline", "--all", path]) == 0
     assert "i-0001" in capsys.readouterr().out
 

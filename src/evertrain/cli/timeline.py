@@ -27,15 +27,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the incidents as a JSON array")
     arguments = parser.parse_args(argv)
     try:
-        events = read(arguments.file)
-        if not arguments.all:
-            events = last_run(events)
+        recorded = read(arguments.file)
+        events = recorded if arguments.all else last_run(recorded)
     except TimelineError as error:
         print(f"evertrain timeline: {error}", file=sys.stderr)
         return 1
     incidents = [event for event in events if event["event"] == "incident"]
     try:
         print(json.dumps(incidents, indent=2) if arguments.json else render(events), flush=True)
+        if (earlier := len(recorded) - len(events)) and not arguments.json:
+            print(f"({earlier} events of earlier runs are in the file: --all shows them)", flush=True)
     except BrokenPipeError:
         # The reader, `head` for example, has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -67,8 +67,12 @@ def incident_line(record: Mapping[str, Any], warm_ranks: Collection[int] = ()) -
         return f"{line}; the job ends"
     if outcome == "restarted" and record.get("step", -1) < 0:
         return f"{line}; all processes are restarted"
-    line += f"; {_cure(str(decision), record.get('restarted') or [], warm_ranks)}"
     step = record.get("step", -1)
+    failed_at = faults[0].get("step", -1)
+    if decision == "retry" and isinstance(failed_at, int) and 0 <= failed_at < step:
+        line += "; the others had completed the step, and it took their state"
+    else:
+        line += f"; {_cure(str(decision), record.get('restarted') or [], warm_ranks)}"
     if step >= 0:
         line += f" and resumed at step {step}"
     line += f" after {_duration(record.get('total_ms', 0.0))}"
