@@ -115,6 +115,7 @@ def test_detached_and_ended_with_down(tmp_path: Path) -> None:
     assert "no cluster runs" in command("down").stderr
 
 
+@pytest.mark.matrix
 def test_a_node_loses_its_power(tmp_path: Path) -> None:
     up = Up(tmp_path, "--nodes", "3")
     try:

@@ -48,7 +48,8 @@ def test_a_fault_during_the_repair(kind: str, victim: int) -> None:
     assert all(incident["steps_lost"] == 0 for incident in result.incidents)
 
 
-@pytest.mark.parametrize("phase", ["start", pytest.param("forward", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("phase", ["start", "forward"])
 def test_the_replacement_dies_as_well(phase: str) -> None:
     faults = (
         ("kill@step=5,rank=1,phase=forward,times=2",)

@@ -47,6 +47,7 @@ def test_restart_of_all_from_the_checkpoint_when_nobody_has_the_state(tmp_path) 
     harness.assert_same_end(result, *ARGS)
 
 
+@pytest.mark.matrix
 def test_state_lost_in_living_processes_is_loaded_online(tmp_path) -> None:
     """All ranks lose their state in the same update, and no process ends."""
     ends = []
@@ -59,6 +60,7 @@ def test_state_lost_in_living_processes_is_loaded_online(tmp_path) -> None:
     assert any(incident["steps_lost"] == 2 for incident in result.incidents), result.explain()
 
 
+@pytest.mark.matrix
 def test_an_error_that_comes_again_and_again_ends_the_job_and_is_said_last(tmp_path) -> None:
     faults = ("exception@step=5,rank=2,phase=forward,times=200",)
     result = harness.run(*ARGS, faults=faults, ft=("--max-restarts=1",))

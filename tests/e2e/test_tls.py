@@ -25,6 +25,7 @@ def controller_of(pid: int) -> tuple[str, int]:
     return host, int(port)
 
 
+@pytest.mark.matrix
 def test_training_over_tls_is_not_disturbed_by_strangers(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     node = authority.issue()

@@ -94,6 +94,7 @@ def destroy(me: Member) -> bool:
     return not dist.is_initialized() and not default_installed()
 
 
+@pytest.mark.matrix
 def test_users_collectives_run_on_the_current_generation(tmp_path: Path) -> None:
     with team(__file__, tmp_path, 3) as ranks:
         for generation in range(2):
@@ -179,7 +180,7 @@ def block(me: Member, operation: str, elements: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("operation", "elements"), [
     ("allreduce", 200_000),
-    ("reduce_scatter", 1000),
+    pytest.param("reduce_scatter", 1000, marks=pytest.mark.matrix),
     pytest.param("allreduce", 100, marks=pytest.mark.matrix),
     pytest.param("ring", 50_000, marks=pytest.mark.matrix),
 ])  # fmt: skip
@@ -215,7 +216,7 @@ def bury(me: Member, pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("operation", ["allreduce", pytest.param("ring", marks=pytest.mark.matrix)])
 def test_stop_gets_survivors_out_when_a_peer_is_lost(tmp_path: Path, how: str, operation: str) -> None:
     survivors = [0, 1, 2]
@@ -380,7 +381,7 @@ def leave_stuck(me: Member) -> None:
     group.stop()
 
 
-@pytest.mark.parametrize("abandoned", [True, False])
+@pytest.mark.parametrize("abandoned", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_a_process_with_a_stuck_group_ends_quickly_with_its_exit_code(tmp_path: Path, abandoned: bool) -> None:
     with team(__file__, tmp_path, 3) as ranks:
         ranks.call(build, 0)

@@ -74,6 +74,7 @@ def ended_well(result: Result, steps: int, ranks: int = 2) -> None:
         assert f"done {rank} {steps}" in result.out, result
 
 
+@pytest.mark.matrix
 def test_one_controller_after_the_other_is_killed_and_nobody_is_interrupted(trainer: Path, tmp_path: Path) -> None:
     events, began = tmp_path / "events.jsonl", time.monotonic()
     launcher = pair(trainer, events, 40)
@@ -137,6 +138,7 @@ def test_a_standby_that_can_not_be_started_is_a_warning(monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
+@pytest.mark.matrix
 def test_a_rank_hangs_while_the_controller_is_lost(trainer: Path, tmp_path: Path) -> None:
     """It lives and does not come to the new controller; the others do not wait for it for ever."""
     events, began = tmp_path / "events.jsonl", time.monotonic()
@@ -159,6 +161,7 @@ def order(events: Path, *words: str) -> str:
     return result.stdout
 
 
+@pytest.mark.matrix
 def test_a_pause_outlives_its_controller(trainer: Path, tmp_path: Path) -> None:
     events, began = tmp_path / "events.jsonl", time.monotonic()
     launcher = pair(trainer, events, 40)
