@@ -101,10 +101,11 @@ class ScriptedController:
         return True
 
     def drop_link(self) -> None:
-        assert self._link is not None
+        link = self._link  # the next one may be there before this one is closed
+        assert link is not None
         with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
-        self._link.close()
+            link.shutdown(socket.SHUT_RDWR)
+        link.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -178,6 +178,8 @@ def test_another_controller_counts_anew(leader: ScriptedController, member: Proc
 def test_a_rank_that_is_behind_finishes_the_step_and_is_held(leader: ScriptedController, member: Processor) -> None:
     train_to(member, 4)
     sn = leader.order(messages.Prelock, step=5, limit=PATIENCE)
+    with member.steps._changed:  # the order has to be there before the step is done
+        assert member.steps._changed.wait_for(lambda: member.steps.lock_step == 5, PATIENCE)
     assert leader.silent()
     member.steps.start_updating()
     held = in_thread(member.end_updating, 5)
