@@ -6,6 +6,7 @@ take, is told so in words and refused. Nothing but a short greeting is read befo
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
 import socket
@@ -24,7 +25,7 @@ MAX_BACKLOG = 4 * framing.MAX_FRAME
 _buffer = memoryview(bytearray(1 << 18))
 
 
-class AcceptedLink(asyncio.BufferedProtocol):
+class AcceptedLink(asyncio.BufferedProtocol, abc.ABC):
     """A subclass says what messages mean (`_take`), how to refuse a peer, and what else happens at both ends of the
     link's life."""
 
@@ -47,18 +48,18 @@ class AcceptedLink(asyncio.BufferedProtocol):
 
     # For the subclass.
 
-    def _opened(self) -> None:
-        pass
+    def _opened(self) -> None:  # noqa: B027
+        """The peer has connected."""
 
-    def _take(self, message: Any) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _take(self, message: Any) -> None: ...
 
-    def _lost(self) -> None:
-        pass
+    def _lost(self) -> None:  # noqa: B027
+        """The connection is gone."""
 
+    @abc.abstractmethod
     def _refusal(self, reason: str, tls_wanted: bool) -> msgspec.Struct:
         """What tells the peer that it should speak TLS, or should not."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:
