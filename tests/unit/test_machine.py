@@ -462,6 +462,16 @@ def test_all_die_and_a_checkpoint_is_loaded_online() -> None:
     assert (job.incidents[-1]["step"], job.incidents[-1]["steps_lost"]) == (1, 1)
 
 
+def test_a_step_that_only_the_rank_without_a_state_had_completed_is_run_again_and_was_not_lost() -> None:
+    job = Cluster(3).started()
+    job.ranks[1].complete_step()  # the others have its gradients, but are not through with their update
+    job.ranks[1].fail("uce", "uncorrectable")
+    incident = recover(job)
+    assert (incident["step"], incident["steps_lost"]) == (2, 0)
+    job.settle()
+    assert {rank.content for rank in job.ranks.values()} == {"init0.0+6"}
+
+
 def test_the_end_of_the_agent_is_the_end_of_the_job() -> None:
     job = Cluster(2).started()
     job.feed(AgentLost())

@@ -79,6 +79,8 @@ class Job(ABC):
         """Of the last Go."""
         self._furthest = 0
         """The newest step that any rank was known to have completed."""
+        self._reached: dict[int, int] = {}
+        """By rank that came out since the last Go: the steps it had completed, even if their result is lost."""
         self._seen: dict[int, int] = {}
         """By node: the newest step that its agent has seen. For those who ask; nothing is decided by it."""
         self._distrusted: set[int] = set()
@@ -236,9 +238,12 @@ class Job(ABC):
         if self._incident is not None:
             self._phase("resume")
             self._incident.step = start.step
-            self._incident.steps_lost = max(self._furthest - start.step, 0)
+            # A step that only some had completed when the job stopped is the one that was under way.
+            done = min(self._reached.values(), default=self._furthest)
+            self._incident.steps_lost = max(done - start.step, 0)
             self._incident.generation = self.generation
         self._step = self._furthest = start.step
+        self._reached.clear()
         self._seen.clear()
         self._trained, self._begun_anew = True, False
         self._distrusted.clear()

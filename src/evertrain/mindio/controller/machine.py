@@ -303,6 +303,8 @@ class Machine(Succession):
             self._history.reached_training(member.rank)
         self._completed = self._completed or (self._trained and out.step > self._step)
         self._furthest = max(self._furthest, out.step)
+        if not out.fresh:
+            self._reached[member.rank] = out.step
         self._parts.update(out.parts)
         if answered:
             member.out = out
