@@ -36,11 +36,23 @@ def with_field(text: str) -> str:
         (small_job("bad", "true").replace("replicas: 1", "replicas: two", 1), "replicas"),
         (small_job("bad", "true").replace('command: ["/bin/sh"', 'command: [["/bin/sh"]'), "command"),
         (with_field("replicaSpec: {}"), 'unknown field "spec.replicaSpec"'),
+        (small_job("bad", "true", restart="Nevr"), 'restartPolicy: Unsupported value: "Nevr"'),
+        (small_job("bad", "true", spec="    cleanPodPolicy: Al"), 'cleanPodPolicy: Unsupported value: "Al"'),
         (small_job("Bad_Name", "true"), "Bad_Name"),
         (small_job("bad", "true").replace("mindxdl.gitee.com/v1", "mindxdl.gitee.com/v9"), "v9"),
         ("apiVersion: mindxdl.gitee.com/v1\nkind: AscendJob\nmetadata: {name: bad}\nspec: {}", "spec.replicaSpecs"),
     ],
-    ids=["malformed", "word-for-number", "list-for-string", "unknown-field", "name", "version", "no-replicas"],
+    ids=[
+        "malformed",
+        "word-for-number",
+        "list-for-string",
+        "unknown-field",
+        "restart",
+        "clean",
+        "name",
+        "version",
+        "no-replicas",
+    ],
 )
 def test_a_wrong_object_is_refused(up: Up, job: str, said: str) -> None:
     refused = up.kubectl("apply", "-f", "-", stdin=job, check=False)

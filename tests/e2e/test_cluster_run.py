@@ -65,8 +65,14 @@ def test_a_job_that_takes_too_long(up: Up, tmp_path: Path) -> None:
         ("replicas: 1", "replicas: two", "      replicas: two", "spec.replicaSpecs.Master.replicas"),
         ("  runPolicy:", "  runPolitics: {}\n  runPolicy:", "  runPolitics: {}", "spec.runPolitics"),
         ("framework: pytorch", "framework: jax", "    framework: jax", "metadata.labels.framework: InvalidFramework"),
+        (
+            "restartPolicy: Never",
+            "restartPolicy: Nevr",
+            "      restartPolicy: Nevr",
+            'spec.replicaSpecs.Master.restartPolicy: Unsupported value: "Nevr"',
+        ),
     ],
-    ids=["type", "unknown", "framework"],
+    ids=["type", "unknown", "framework", "policy"],
 )
 def test_an_invalid_job_is_shown_where_it_is_wrong(
     up: Up, tmp_path: Path, before: str, after: str, line: str, said: str

@@ -219,6 +219,64 @@ def test_the_operator_keeps_the_config_map_current() -> None:
     asyncio.run(test())
 
 
+def rings_config(**data: str) -> Object:
+    return {"metadata": {"name": "rings-config-test-job", "namespace": "default"}, "data": data}
+
+
+def test_a_table_is_not_valid_when_all_pods_are_gone_or_the_job_is_another() -> None:
+    """Not only once the next pods are to be seen: they would read it."""
+
+    async def test() -> None:
+        bench = Bench()
+        await bench.kube.create(CONFIG_MAP, rings_config())
+
+        def status() -> str:
+            data = bench.kube.find(CONFIG_MAP, "rings-config-test-job")["data"]
+            return str(json.loads(data["hccl.json"])["status"])
+
+        async def complete() -> None:
+            await bench.settle()
+            bench.admit()
+            await bench.settle()
+            allocate(bench)
+            await bench.settle()
+            assert status() == "completed"
+
+        await bench.submit()
+        await complete()
+        for name in list(bench.pods()):
+            bench.kube.remove(POD, name)
+        await bench.look()
+        assert (len(bench.pods()), status()) == (2, "initializing")
+        await complete()
+        bench.kube.remove(ASCEND_JOB, "test-job")
+        await bench.submit()
+        await bench.settle()
+        bench.admit()
+        while not bench.pods():
+            await bench.look()
+        assert status() == "initializing"
+
+    asyncio.run(test())
+
+
+def test_the_table_waits_for_the_super_pods_that_the_scheduler_names() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.kube.create(CONFIG_MAP, rings_config())
+        await bench.running(annotations={"sp-block": "8"}, labels={"super-pod-affinity": "soft"})
+        allocate(bench)
+        await bench.settle()
+        assert "hccl.json" not in bench.kube.find(CONFIG_MAP, "rings-config-test-job")["data"]
+        for number, name in enumerate(bench.pods()):
+            bench.kube.annotate(POD, name, {"super-pod-rank": str(number)})
+        await bench.settle()
+        table = json.loads(bench.kube.find(CONFIG_MAP, "rings-config-test-job")["data"]["hccl.json"])
+        assert len(table["super_pod_list"]) == 2
+
+    asyncio.run(test())
+
+
 def test_the_operator_keeps_the_file_current(tmp_path: Path) -> None:
     async def test() -> None:
         bench = Bench(rank_tables=tmp_path)

@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator
 
 from evertrain.kube.cache import Cache
-from evertrain.kube.port import POD, Kind, Object
+from evertrain.kube.port import POD, ApiError, Kind, Object
 from kube_fake import FakeKube
 
 
@@ -96,6 +96,34 @@ def test_an_object_that_was_replaced_unseen_is_two_events() -> None:
         await cache.refresh()
         assert seen == [(False, True), (True, False), (False, True)]
         assert contents(list(mirror.items.values())) == contents(kube.items(POD))
+
+    asyncio.run(test())
+
+
+def test_a_server_that_was_set_back_is_listed_again() -> None:
+    """From a backup, for example: it has never heard of the version that we saw."""
+
+    async def test() -> None:
+        kube = FakeKube()
+        cache = Cache(kube, POD)
+        refused = 0
+
+        def before(verb: str, kind: Kind, name: str) -> None:
+            nonlocal refused
+            if verb == "list":
+                refused = -1
+            elif verb == "watch" and refused >= 0:
+                refused += 1
+                raise ApiError(504, "Timeout", "Too large resource version: 7, current: 3")
+
+        async with running(cache):
+            kube.before = before
+            kube.objects.clear()
+            await kube.create(POD, pod("other"))
+            kube.history.clear()
+            kube.cut_watches()
+            assert await cache.until(lambda: len(cache) == 1, 5)
+        assert contents(list(cache)).keys() == {"other"}
 
     asyncio.run(test())
 

@@ -105,6 +105,20 @@ def test_active_deadline_stops_the_job() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("seconds", [2**63 - 1, 10**12])
+def test_a_deadline_after_the_end_of_time(seconds: int) -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(run_policy={"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": 2**31 - 1})
+        assert bench.state == "Running"
+        bench.phase("test-job-worker-0", "Failed")
+        await bench.settle()
+        assert bench.state == "Failed"
+        assert set(bench.pods()) == {"test-job-master-0", "test-job-worker-0"}
+
+    run(test())
+
+
 def test_a_deadline_wakes_the_operator() -> None:
     async def test() -> None:
         bench = Bench()

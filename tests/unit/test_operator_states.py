@@ -38,16 +38,22 @@ def test_created_then_gate_then_running_then_succeeded() -> None:
         assert bench.job()["status"]["conditions"] == [condition("Created", "JobCreated", "Job test-job is create.")]
         assert bench.job()["status"]["replicaStatuses"] == {}
         await bench.settle()
+        assert bench.conditions() == [("Created", "True", "JobCreated")], "the scheduler may have had no time to look"
+        bench.later(5)
+        await bench.settle()
         text = (
             "volcano-scheduler is maybe not running, execute command to check the status: "
             "kubectl get pod -n volcano-system -l app=volcano-scheduler"
         )
-        assert bench.job()["status"]["conditions"] == [condition("Created", "PodGroupNotInitialized", text)]
+        assert bench.last == {
+            **condition("Created", "PodGroupNotInitialized", text, "2026-01-01T10:00:05Z"),
+            "lastTransitionTime": "2026-01-01T10:00:00Z",
+        }
         bench.later(5)
         bench.admit("Pending")
         await bench.settle()
         assert bench.last == {
-            **condition("Created", "PodGroupPending", "the cluster resource is not enough", "2026-01-01T10:00:05Z"),
+            **condition("Created", "PodGroupPending", "the cluster resource is not enough", "2026-01-01T10:00:10Z"),
             "lastTransitionTime": "2026-01-01T10:00:00Z",
         }
         assert not bench.pods()
@@ -57,7 +63,7 @@ def test_created_then_gate_then_running_then_succeeded() -> None:
         bench.admit("Inqueue")
         await bench.settle()
         assert set(bench.pods()) == {"test-job-master-0", "test-job-worker-0"}
-        assert bench.job()["status"]["startTime"] == "2026-01-01T10:00:10Z"
+        assert bench.job()["status"]["startTime"] == "2026-01-01T10:00:15Z"
         assert bench.state == "Created"
         bench.phase("test-job-master-0", "Running")
         await bench.settle()
@@ -66,7 +72,7 @@ def test_created_then_gate_then_running_then_succeeded() -> None:
         bench.phase("test-job-worker-0", "Running")
         await bench.settle()
         assert bench.last == condition(
-            "Running", "JobRunning", "Job default/test-job is running.", "2026-01-01T10:00:15Z"
+            "Running", "JobRunning", "Job default/test-job is running.", "2026-01-01T10:00:20Z"
         )
         assert bench.job()["status"]["replicaStatuses"] == {"Master": {"active": 1}, "Worker": {"active": 1}}
         bench.phase("test-job-master-0", "Succeeded")
@@ -82,12 +88,40 @@ def test_created_then_gate_then_running_then_succeeded() -> None:
         ]
         assert bench.last["message"] == "Job default/test-job successfully completed."
         status = bench.job()["status"]
-        assert status["completionTime"] == "2026-01-01T10:00:20Z"
+        assert status["completionTime"] == "2026-01-01T10:00:25Z"
         assert status["replicaStatuses"] == {"Master": {"succeeded": 1}, "Worker": {"succeeded": 1}}
         assert not bench.kube.items(POD_GROUP)
         assert len(bench.pods()) == 2
 
     run(test())
+
+
+def test_a_group_that_nobody_looks_at_is_noticed_without_any_change() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.submit()
+        await bench.settle()
+        bench.later(4.9)
+        await bench.look()
+        assert await asyncio.wait_for(bench.operator._queue.get(), 5) == ("default", "test-job")
+
+    run(test())
+
+
+def test_restarting_is_to_be_seen_also_if_the_pods_that_are_left_are_enough_to_run() -> None:
+    async def test(policy: dict[str, Any], annotations: dict[str, str]) -> None:
+        bench = Bench()
+        labels = {"fault-retry-times": "3", "pod-rescheduling": "on"}
+        await bench.running(workers=3, labels=labels, run_policy=policy, annotations=annotations)
+        bench.phase("test-job-worker-1", "Failed")
+        await bench.look()
+        assert bench.state == "Restarting"
+        assert ("Normal", "jobRestarting") in bench.events()
+        await bench.settle()
+        assert bench.state == "Running"
+
+    run(test({"schedulingPolicy": {"minAvailable": 2}}, {}))
+    run(test({}, {"recover-strategy": "elastic-training"}))
 
 
 def test_job_failed() -> None:

@@ -6,7 +6,7 @@ Failed is final. Running and Restarting exclude each other. When the job ends, R
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from evertrain.kube.port import Object
 
@@ -24,6 +24,9 @@ POD_GROUP_PENDING = "PodGroupPending"
 SYNC_SERVICE_FAILED = "SyncServiceFailed"
 POD_CREATE_FAILED = "PodCreateFailed"
 
+AGES = 10**10
+"""Seconds: some 300 years."""
+
 
 def timestamp(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -31,6 +34,11 @@ def timestamp(now: datetime) -> str:
 
 def parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
+
+
+def seconds_after(text: str, seconds: int) -> datetime:
+    """Who writes a number of seconds that no calendar has means: never."""
+    return parse_time(text) + timedelta(seconds=max(-AGES, min(AGES, seconds)))
 
 
 def find(conditions: Sequence[Object], kind: str) -> Object | None:

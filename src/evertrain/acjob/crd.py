@@ -1,7 +1,8 @@
 """The definition of the kind AscendJob, as a Kubernetes API server takes it. Pure.
 
 A superset of the original's: `status.restarts` is ours. Everything that the operator defaults or refuses is left to it;
-the schema only says what has which type, so that a mistake gets the original's message.
+the schema says what has which type, so that a mistake gets the original's message. Only where the original would wait
+for ever or guess, at a policy that doesn't exist, the schema refuses.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ def _text(description: str) -> Object:
     return {"type": "string", "description": description}
 
 
+def _choice(description: str, *choices: str) -> Object:
+    """An empty text is as good as none."""
+    return {"type": "string", "description": description, "enum": [*choices, ""]}
+
+
 def _number(description: str, width: str = "int32") -> Object:
     return {"type": "integer", "format": width, "description": description}
 
@@ -87,9 +93,10 @@ def _spec() -> Object:
         "The pods of one type.",
         {
             "replicas": _number("How many pods; 1 if not set. The leader has exactly one."),
-            "restartPolicy": _text(
+            "restartPolicy": _choice(
                 "What happens to a pod whose container ends: Always, OnFailure, Never (the default) or ExitCode, which "
-                "starts it again if it ended with 128 or more."
+                "starts it again if it ended with 128 or more.",
+                *("Always", "OnFailure", "Never", "ExitCode"),
             ),
             "template": {
                 **pod_template(),
@@ -113,8 +120,9 @@ def _spec() -> Object:
                 "After more rounds of restarts than this the job has failed. If not set, the label fault-retry-times "
                 "counts; without that there is no limit."
             ),
-            "cleanPodPolicy": _text(
-                "Which pods are deleted when the job has ended: All, Running or None (the default)."
+            "cleanPodPolicy": _choice(
+                "Which pods are deleted when the job has ended: All, Running or None (the default).",
+                *("All", "Running", "None"),
             ),
             "ttlSecondsAfterFinished": _number("The job is deleted so many seconds after its end; never if not set."),
             "activeDeadlineSeconds": _number(

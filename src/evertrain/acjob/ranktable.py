@@ -19,6 +19,14 @@ from evertrain.kube.port import Object
 INITIALIZING, COMPLETED = "initializing", "completed"
 SUPER_POD_POLICIES = ("chip2-node16-sp", "chip2-node8-sp", names.MULTILEVEL)
 SUPER_POD_NODES = ("module-a3-16-super-pod", "module-a3-8-super-pod")
+TABLE_ANNOTATIONS = (
+    *names.DEVICE_CONFIGURATIONS,
+    names.RANK_INDEX,
+    names.HARDWARE_TYPE,
+    names.SUPER_POD_RANK,
+    names.SUPER_POD_ID,
+)
+"""All annotations of pods that a table is made from."""
 
 
 class Unready(ValueError):

@@ -103,8 +103,11 @@ class Cache:
             except Gone as gone:
                 logger.info("%s: the watch is too old (%s); listing again", self.kind.kind, gone)
                 version, error = "", None
-            except (ApiError, OSError, TimeoutError) as refused:
-                error = refused
+            except ApiError as refused:
+                # It may never take this version: one that was set up anew or from a backup doesn't know it.
+                version, error = "", refused
+            except (OSError, TimeoutError) as broken:
+                error = broken
             # A watch that held for a while ended as watches do. One that ends at once is a server in trouble.
             if time.monotonic() - began >= SHORT_LIVED:
                 failures = 0

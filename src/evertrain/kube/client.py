@@ -58,7 +58,7 @@ class Client:
         return cls(config)
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
-        return await self._object("GET", _path(kind, namespace, name))
+        return _decode(await self._send("GET", _path(kind, namespace, name)))
 
     async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Listing:
         parameters = _selectors(labels, fields)
@@ -71,7 +71,7 @@ class Client:
         items: list[Object] = []
         parameters = dict(parameters)
         while True:
-            page = await self._object("GET", _path(kind, namespace), parameters)
+            page = _decode(await self._send("GET", _path(kind, namespace), parameters))
             # Items of a list come without their kind.
             items += [{"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in page.get("items") or ()]
             metadata = page.get("metadata") or {}
@@ -105,24 +105,25 @@ class Client:
             raise ConnectionError(_text(error)) from error
 
     async def create(self, kind: Kind, item: Object) -> Object:
-        return await self._object("POST", _path(kind, _namespace(item)), body=item)
+        return _decode(await self._send("POST", _path(kind, _namespace(item)), body=item))
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        return await self._object("PUT", _path(kind, _namespace(item), item["metadata"]["name"]), body=item)
+        return _decode(await self._send("PUT", _path(kind, _namespace(item), item["metadata"]["name"]), body=item))
 
     async def replace_status(self, kind: Kind, item: Object) -> Object:
-        return await self._object("PUT", _path(kind, _namespace(item), item["metadata"]["name"], "status"), body=item)
+        path = _path(kind, _namespace(item), item["metadata"]["name"], "status")
+        return _decode(await self._send("PUT", path, body=item))
 
     async def patch(
         self, kind: Kind, name: str, namespace: str | None, patch: Object, *, status: bool = False
     ) -> Object:
         path = _path(kind, namespace, name, "status" if status else "")
-        return await self._object("PATCH", path, body=patch, content_type=MERGE_PATCH)
+        return _decode(await self._send("PATCH", path, body=patch, content_type=MERGE_PATCH))
 
     async def apply(self, kind: Kind, item: Object, *, manager: str, force: bool = False) -> Object:
         parameters = {"fieldManager": manager, "force": "true" if force else "false"}
         path = _path(kind, _namespace(item), item["metadata"]["name"])
-        return await self._object("PATCH", path, parameters, item, APPLY_PATCH)
+        return _decode(await self._send("PATCH", path, parameters, item, APPLY_PATCH))
 
     async def delete(
         self, kind: Kind, name: str, namespace: str | None = None, *, uid: str = "", grace: int | None = None
@@ -149,23 +150,10 @@ class Client:
     async def log(self, name: str, namespace: str, *, tail: int | None = None) -> str:
         parameters = {} if tail is None else {"tailLines": str(tail)}
         path = f"/api/v1/namespaces/{_quoted(namespace)}/pods/{_quoted(name)}/log"
-        response = await self._send("GET", path, parameters)
-        text: str = response.content.decode(errors="replace")
-        return text
+        return (await self._send("GET", path, parameters)).decode(errors="replace")
 
     async def close(self) -> None:
         await self._http.aclose()
-
-    async def _object(
-        self,
-        method: str,
-        path: str,
-        parameters: dict[str, str] | None = None,
-        body: Object | None = None,
-        content_type: str = JSON,
-    ) -> Object:
-        response = await self._send(method, path, parameters, body, content_type)
-        return _decode(response.content)
 
     async def _send(
         self,
@@ -174,7 +162,8 @@ class Client:
         parameters: dict[str, str] | None = None,
         body: Object | None = None,
         content_type: str = JSON,
-    ) -> Any:
+    ) -> bytes:
+        """What the server answered."""
         content = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": "application/json"} if body is None else {"Content-Type": content_type}
         try:
@@ -185,7 +174,8 @@ class Client:
             raise ConnectionError(_text(error)) from error
         if response.status_code >= 400:
             raise _error(response)
-        return response
+        answer: bytes = response.content
+        return answer
 
 
 def _is_loopback(server: str) -> bool:

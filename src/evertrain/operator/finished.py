@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from evertrain.acjob import conditions as c
 from evertrain.acjob.pods import is_going, is_owned, phase
 from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, SERVICE, Object
@@ -23,7 +21,7 @@ def clean_up(seen: Observed, status: Object) -> Outcome:
         outcome.actions.append(Delete(POD_GROUP, group["name"], group["namespace"], group["uid"], "the job has ended"))
     seconds = policy.get("ttlSecondsAfterFinished")
     if seconds is not None:
-        due = c.parse_time(status["completionTime"]) + timedelta(seconds=seconds)
+        due = c.seconds_after(status["completionTime"], seconds)
         if seen.now >= due:
             why = f"it ended {seconds} s ago"
             outcome.actions.append(Delete(ASCEND_JOB, metadata["name"], metadata["namespace"], metadata["uid"], why))
@@ -58,4 +56,4 @@ def _was_overdue(status: Object, policy: Object) -> bool:
     seconds, started = policy.get("activeDeadlineSeconds"), status.get("startTime")
     if seconds is None or started is None or not c.is_true(status["conditions"], c.FAILED):
         return False
-    return c.parse_time(status["completionTime"]) - c.parse_time(started) >= timedelta(seconds=seconds)
+    return c.parse_time(status["completionTime"]) >= c.seconds_after(started, seconds)

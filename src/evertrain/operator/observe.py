@@ -16,7 +16,7 @@ from evertrain.acjob import names
 from evertrain.acjob.conditions import is_finished
 from evertrain.acjob.job import Job
 from evertrain.acjob.pods import is_going, phase
-from evertrain.acjob.ranktable import mounts_file
+from evertrain.acjob.ranktable import TABLE_ANNOTATIONS, mounts_file
 from evertrain.acjob.validation import queue_of, validate
 from evertrain.kube.cache import Cache, Key, key_of
 from evertrain.kube.port import (
@@ -121,7 +121,8 @@ class Observer:
             if job.retry_times > 0 and self._gang and any(phase(pod) == "Failed" for pod in seen.pods):
                 fields["retry_config"] = await self._find(names.RETRY_CONFIG, names.RETRY_CONFIG_NAMESPACE)
             state = frozenset(map(_chip_state, seen.pods))
-            if job.chips[1] > 0 and seen.pods and self._tables.get(key) != (job.uid, job.total, state):
+            begun = bool(seen.pods) or "startTime" in status
+            if job.chips[1] > 0 and begun and self._tables.get(key) != (job.uid, job.total, state):
                 fields["rank_config"] = await self._find(names.RANK_TABLE_CONFIG + job.name, job.namespace)
                 if mounts_file(job):
                     fields["rank_file"] = self._files.read(job.namespace, job.name)
@@ -179,9 +180,9 @@ def _chip_state(pod: Object) -> tuple[object, ...]:
     """All of a pod that its part of the rank table depends on."""
     metadata = pod["metadata"]
     annotations = metadata.get("annotations") or {}
-    chips = next((annotations[name] for name in names.DEVICE_CONFIGURATIONS if name in annotations), None)
+    written = tuple(annotations.get(name) for name in TABLE_ANNOTATIONS)
     address = (pod.get("status") or {}).get("podIP")
-    return metadata["uid"], is_going(pod), chips, address, (pod.get("spec") or {}).get("nodeName")
+    return metadata["uid"], is_going(pod), written, address, (pod.get("spec") or {}).get("nodeName")
 
 
 def _uid(item: Object) -> str:

@@ -7,7 +7,7 @@ actions leaves a state from which the next look goes on.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from evertrain.acjob import conditions as c
 from evertrain.acjob import names, podgroup, ranktable
@@ -33,6 +33,8 @@ from evertrain.operator.restarts import judge
 from evertrain.operator.slots import Slots
 
 ELASTIC = "elastic-training"
+PATIENCE = 5
+"""Seconds. A scheduler that runs looks at a new group sooner; that it may not run is said only after them."""
 
 
 def reconcile(seen: Observed) -> Outcome:
@@ -136,7 +138,7 @@ class _Look:
         seconds, started = self.job.run_policy.get("activeDeadlineSeconds"), self.status.get("startTime")
         if seconds is None or started is None:
             return False
-        deadline = c.parse_time(started) + timedelta(seconds=seconds)
+        deadline = c.seconds_after(started, seconds)
         self.wake = deadline
         return self.seen.now >= deadline
 
@@ -181,9 +183,19 @@ class _Look:
         if patch:
             self.actions.append(Patch(POD_GROUP, job.pod_group_name, job.namespace, patch))
         closed = podgroup.gate(group)
-        if closed is not None:
+        if closed is not None and not self._is_early_for(closed):
             self._show_created(closed.reason, closed.message)
         return closed is None
+
+    def _is_early_for(self, closed: podgroup.Closed) -> bool:
+        created = c.find(self.status["conditions"], c.CREATED)
+        if closed.reason != c.POD_GROUP_NOT_INITIALIZED or created is None or created["reason"] != c.JOB_CREATED:
+            return False
+        due = c.seconds_after(created["lastUpdateTime"], PATIENCE)
+        if self.seen.now >= due:
+            return False
+        self.wake = due if self.wake is None else min(self.wake, due)
+        return True
 
     def _show_created(self, reason: str, message: str) -> None:
         if _may_show_created(self.status, self.seen):
@@ -195,7 +207,7 @@ class _Look:
         if "startTime" in self.status or slots.pods:
             self.status["replicaStatuses"] = replica_statuses(job, slots.counted())
         active, succeeded, failed = (slots.in_phase(phase) for phase in ("Running", "Succeeded", "Failed"))
-        if failed:
+        if failed or any(slots.unwanted()):
             return
         elastic = ELASTIC in job.strategies
         if active:
