@@ -122,6 +122,11 @@ def test_unknown_fields_are_refused_reported_or_dropped(client: Client, widgets:
     assert made["spec"]["open"] == {"anything": {"goes": True}}
 
 
+def test_null_in_a_field_that_cannot_be_null_is_no_value(client: Client, widgets: Widgets) -> None:
+    made = client.post(widgets.path, widget(widgets.group, color=None, open=None)).expect(201)
+    assert made["spec"] == {"size": 3, "color": "red"}
+
+
 def test_generation_counts_changes_of_the_spec_only(client: Client, widgets: Widgets) -> None:
     made = client.post(widgets.path, widget(widgets.group)).expect(201)
     assert made["metadata"]["generation"] == 1

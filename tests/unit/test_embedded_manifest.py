@@ -119,9 +119,12 @@ def test_validations_point_to_a_field(reason: str, message: str, field: str) -> 
 
 def test_fields_are_found_in_the_text_of_a_refusal() -> None:
     strict = 'strict decoding error: unknown field "spec.a", unknown field "spec.replicaSpecs.Master.b"'
-    assert manifest.fields_in(strict) == ["spec.a", "spec.replicaSpecs.Master.b"]
+    assert manifest.blamed(strict) == [
+        ("spec.a", 'unknown field "spec.a"'),
+        ("spec.replicaSpecs.Master.b", 'unknown field "spec.replicaSpecs.Master.b"'),
+    ]
     invalid = 'AscendJob "x" is invalid: spec.replicaSpecs.Master.replicas: Invalid value: "string": must be integer'
-    assert manifest.fields_in(invalid) == ["spec.replicaSpecs.Master.replicas"]
+    assert manifest.blamed(invalid) == [("spec.replicaSpecs.Master.replicas", invalid)]
 
 
 def test_a_refusal_of_the_server_is_translated_into_lines() -> None:
@@ -138,6 +141,15 @@ def test_a_refusal_of_the_server_is_translated_into_lines() -> None:
         'job.yaml, line 12: spec.replicaSpecs.Master.replicas: Invalid value: "string": must be integer',
         "job.yaml, line 7: metadata.labels.framework: Required value",
     ]
-    strict = {"message": 'AscendJob in version "v1" cannot be handled: strict decoding error: unknown field "spec.a"'}
-    assert str(explain(document, Refused(400, strict))).startswith("job.yaml, line 9: spec.a: AscendJob in version")
+    both = [{"field": "metadata.labels", "message": what} for what in ("one thing", "another", "another")]
+    assert str(explain(document, Refused(422, {"details": {"causes": both}}))).splitlines() == [
+        "job.yaml, line 6: metadata.labels: one thing",
+        "job.yaml, line 6: metadata.labels: another",
+    ]
+    wrong = 'unknown field "spec.a", duplicate field "spec.replicaSpecs.Master.replicas"'
+    strict = {"message": f'AscendJob in version "v1" cannot be handled: strict decoding error: {wrong}'}
+    assert str(explain(document, Refused(400, strict))).splitlines() == [
+        'job.yaml, line 9: spec.a: unknown field "spec.a"',
+        'job.yaml, line 12: spec.replicaSpecs.Master.replicas: duplicate field "spec.replicaSpecs.Master.replicas"',
+    ], "each place with what is wrong there, not with everything"
     assert str(explain(document, Refused(413, {"message": "too large"}))) == "job.yaml, line 2: too large"

@@ -25,6 +25,7 @@ from evertrain.embedded.schema import (
     tracked,
 )
 from evertrain.embedded.schema.jsonpath import JSONPath
+from toys import definition
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 META = {
@@ -34,44 +35,7 @@ META = {
     "finalizers": ["a/b"],
     "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "n", "uid": "u", "controller": True}],
 }
-CRD = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "toys.example.com"},
-    "spec": {
-        "group": "example.com",
-        "scope": "Namespaced",
-        "names": {"plural": "toys", "kind": "Toy", "shortNames": ["ty"]},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "properties": {
-                            "spec": {
-                                "type": "object",
-                                "properties": {
-                                    "n": {"type": "integer", "minimum": 1, "default": 1},
-                                    "l": {
-                                        "type": "array",
-                                        "items": {"type": "object", "properties": {"k": {"type": "string"}}},
-                                        "x-kubernetes-list-type": "map",
-                                        "x-kubernetes-list-map-keys": ["k"],
-                                    },
-                                },
-                            }
-                        },
-                    }
-                },
-                "additionalPrinterColumns": [{"name": "N", "type": "integer", "jsonPath": ".spec.n"}],
-            }
-        ],
-    },
-}
+CRD = definition()
 REGISTRY = Registry.builtin()
 REGISTRY.add_definition(CRD)
 OBJECTS: list[dict[str, Any]] = [
@@ -133,7 +97,7 @@ OBJECTS: list[dict[str, Any]] = [
         "spec": {"leaseDurationSeconds": 1, "renewTime": "2026-01-02T03:04:05.000000Z"},
     },
     CRD,
-    {"apiVersion": "example.com/v1", "kind": "Toy", "metadata": META, "spec": {"n": 1, "l": [{"k": "a"}]}},
+    {"apiVersion": "example.com/v1", "kind": "Toy", "metadata": META, "spec": {"size": 1, "items": [{"name": "a"}]}},
 ]
 _JUNK = st.one_of(
     st.none(),

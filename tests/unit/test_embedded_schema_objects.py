@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from evertrain.embedded.schema import (
     prepare_create,
     prepare_update,
 )
+from toys import definition
 
 REGISTRY = Registry.builtin()
 
@@ -200,6 +202,23 @@ def test_null_means_not_given_in_builtin_kinds() -> None:
     assert "nodeName" not in made["spec"] and "creationTimestamp" not in made["metadata"]
 
 
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"priority": 2**31 - 1}, {"priority": 2**31}),
+        ({"terminationGracePeriodSeconds": 2**31}, {"terminationGracePeriodSeconds": 2**63}),
+        (
+            {"containers": [{"name": "a", "image": "i", "livenessProbe": {"httpGet": {"port": 1}}}]},
+            {"containers": [{"name": "a", "image": "i", "livenessProbe": {"httpGet": {"port": 2**31}}}]},
+        ),
+    ],
+)
+def test_numbers_that_clients_in_go_cannot_read_are_refused(good: dict[str, Any], bad: dict[str, Any]) -> None:
+    """One such pod, and no kubectl describes the node that it is on."""
+    prepare_create(kind("pods"), pod(**good))
+    assert "in body must be of type int" in refused(kind("pods"), pod(**bad)).message
+
+
 def test_a_pod_hardly_changes() -> None:
     old = prepare_create(kind("pods"), POD).object
     new = copy.deepcopy(old)
@@ -329,6 +348,7 @@ def test_decoding_finds_keys_given_twice() -> None:
     found = decode(b'{"spec": {"a": 1, "b": [{"c": 1, "c": 2}], "a": 2}, "spec2": {}}')
     assert found.value["spec"]["a"] == 2
     assert found.duplicates == ["spec.a", "spec.b[0].c"]
+    assert decode(b"{spec: {a: 1}}", "application/yaml").value == {"spec": {"a": 1}}, "YAML may look like JSON"
     found = decode(b"spec:\n  a: 1\n  a: 2\n  when: 2026-01-02\n  1: x\n", "application/apply-patch+yaml")
     assert found.duplicates == ["spec.a"]
     assert found.value["spec"] == {"a": 2, "when": "2026-01-02", "1": "x"}
@@ -342,6 +362,10 @@ def test_decoding_finds_keys_given_twice() -> None:
         b"1",
         b"\xff\xfe",
         b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": [{"b": 1' + b"0" * 400 + b"}]}",
+        b'{"a": "\\ud800"}',
+        b'{"\\udfff": 1}',
         b'{"a":' * 500 + b"1" + b"}" * 500,
         b"[" * 100_000,
     ],
@@ -352,7 +376,25 @@ def test_what_cannot_be_read_is_a_bad_request(body: bytes) -> None:
     assert caught.value.code == 400
 
 
-@pytest.mark.parametrize("body", [b"a: [", b"a: &x 1\nb: *x", b"? [1, 2]\n: 3", b"a: !!python/object:os.system x"])
+def test_numbers_are_written_so_that_every_client_reads_them() -> None:
+    made = decode(b'{"a": 3.0, "b": [1e3, -2.5, 1e30, 18446744073709551615], "c": "\xc3\xa9 \\ud83d\\ude00"}').value
+    assert json.dumps(made["b"]) == "[1000, -2.5, 1e+30, 18446744073709551615]" and json.dumps(made["a"]) == "3"
+    assert made["c"] == "é 😀"
+    assert json.dumps(decode(b"a: 3.0\nb: 2.5", "application/yaml").value) == '{"a": 3, "b": 2.5}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"a: [",
+        b"a: &x 1\nb: *x",
+        b"? [1, 2]\n: 3",
+        b"a: !!python/object:os.system x",
+        b"a: .inf",
+        b"a: .nan",
+        b'a: "\\ud800"',
+    ],
+)
 def test_yaml_that_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as caught:
         decode(body, "application/yaml")
@@ -361,65 +403,10 @@ def test_yaml_that_is_refused(body: bytes) -> None:
 
 # --- custom resources -------------------------------------------------------------------------------------------
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "spec": {
-            "type": "object",
-            "required": ["size"],
-            "properties": {
-                "size": {"type": "integer", "minimum": 1, "maximum": 9, "format": "int32"},
-                "color": {"type": "string", "enum": ["red", "blue"], "default": "red"},
-                "port": {"x-kubernetes-int-or-string": True},
-                "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                "labels": {"type": "object", "additionalProperties": {"type": "string"}},
-                "note": {"type": "string", "nullable": True, "pattern": "^n", "maxLength": 4},
-                "when": {"type": "string", "format": "date-time"},
-                "deep": {"type": "object", "default": {}, "properties": {"a": {"type": "integer", "default": 7}}},
-                "items": {
-                    "type": "array",
-                    "maxItems": 3,
-                    "x-kubernetes-list-type": "map",
-                    "x-kubernetes-list-map-keys": ["name"],
-                    "items": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {"name": {"type": "string"}, "value": {"type": "integer", "default": 1}},
-                    },
-                },
-                "tags": {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
-            },
-        },
-        "status": {"type": "object", "properties": {"phase": {"type": "string"}}},
-    },
-}
-DEFINITION: dict[str, Any] = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "toys.example.com"},
-    "spec": {
-        "group": "example.com",
-        "scope": "Namespaced",
-        "names": {"plural": "toys", "kind": "Toy", "shortNames": ["ty"], "categories": ["all"]},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": SCHEMA},
-                "subresources": {"status": {}},
-            },
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": False,
-                "deprecated": True,
-                "schema": {"openAPIV3Schema": SCHEMA},
-                "subresources": {"status": {}},
-            },
-        ],
-    },
-}
+DEFINITION = definition(size_required=True)
+DEFINITION["spec"]["versions"].append(
+    {**DEFINITION["spec"]["versions"][0], "name": "v1alpha1", "storage": False, "deprecated": True}
+)
 CRD = REGISTRY.find("apiextensions.k8s.io", "v1", "customresourcedefinitions")
 
 
@@ -466,6 +453,17 @@ def test_custom_resources_get_defaults_and_lose_unknown_fields() -> None:
         "deep": {"a": 7},
     }
     assert ready.object["metadata"]["generation"] == 1
+    empty = toy(
+        port=None, deep=None, labels={"a": None, "b": "c"}, items=[{"name": "x", "value": None}], free={"a": None}
+    )
+    assert prepare_create(toys(), {**empty, "status": None}).object["spec"] == {
+        "size": 3,
+        "color": "red",
+        "deep": {"a": 7},
+        "labels": {"b": "c"},
+        "items": [{"name": "x", "value": 1}],
+        "free": {"a": None},
+    }, "a field with nothing behind its colon is not given"
     error = refused(toys(), toy(foo=1, items=[{"name": "x", "bar": 2}]), field_validation="Strict")
     assert error.message == (
         'Toy in version "v1" cannot be handled as a Toy: strict decoding error: unknown field "spec.foo", '
@@ -479,7 +477,8 @@ def test_custom_resources_get_defaults_and_lose_unknown_fields() -> None:
         ({"size": "big"}, 'spec.size: Invalid value: "string": spec.size in body must be of type integer: "string"'),
         ({"size": 0}, "spec.size: Invalid value: 0: spec.size in body should be greater than or equal to 1"),
         ({"size": 10}, "spec.size: Invalid value: 10: spec.size in body should be less than or equal to 9"),
-        ({"size": None}, 'spec.size: Invalid value: "null": spec.size in body must be of type integer: "null"'),
+        ({"size": None}, "spec.size: Required value"),
+        ({"items": [None]}, 'spec.items[0] in body must be of type object: "null"'),
         ({"size": True}, 'must be of type integer: "boolean"'),
         ({"color": "green"}, 'spec.color: Unsupported value: "green": supported values: "red", "blue"'),
         ({"port": True}, "must be of type integer,string"),
@@ -522,11 +521,25 @@ def test_generations_and_the_status_of_custom_resources() -> None:
     new = copy.deepcopy(made)
     new["spec"]["size"] = 4
     new["status"] = {}
+    with pytest.raises(Refused, match='^Toy.example.com "t" is invalid: spec.size: Invalid value: "string"'):
+        prepare_update(toys(), {**made, "spec": {"size": "big"}}, made)
     newer = prepare_update(toys(), new, made).object
     assert newer["metadata"]["generation"] == 2 and newer["status"] == {"phase": "Done"}
     labelled = copy.deepcopy(newer)
     labelled["metadata"]["labels"] = {"a": "b"}
     assert prepare_update(toys(), labelled, newer).object["metadata"]["generation"] == 2
+
+
+def test_a_rule_for_the_whole_object_is_not_judged_by_what_changes() -> None:
+    assert CRD is not None
+    strange = definition()
+    strange["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["anyOf"] = [{"required": ["spec"]}]
+    registry = Registry.builtin()
+    resource = registry.add_definition(prepare_create(CRD, strange).object)[0]
+    old = prepare_create(resource, toy()).object
+    labelled = {**old, "metadata": {**old["metadata"], "labels": {"a": "b"}}}
+    assert prepare_update(resource, labelled, old).object["metadata"]["labels"] == {"a": "b"}
+    assert "(anyOf)" in refused(resource, {"metadata": {"name": "t", "namespace": "d"}}).message
 
 
 def test_a_deprecated_version_warns() -> None:

@@ -19,6 +19,7 @@ from evertrain.embedded.schema.patches import (
     merge_patch,
 )
 from evertrain.embedded.schema.strategic import strategic_merge
+from toys import definition
 
 REGISTRY = Registry.builtin()
 
@@ -221,6 +222,13 @@ def test_json_patch_in_lists_and_with_odd_keys() -> None:
         {"op": "add", "path": "/x/y", "value": 1},
         {"op": "add", "path": "/l/7", "value": 1},
         {"op": "remove", "path": "/l/x"},
+        {"op": "remove", "path": "/l/--1"},
+        {"op": "remove", "path": "/l/²"},
+        {"op": "remove", "path": "/l/٠"},
+        {"op": "remove", "path": "/l/00"},
+        {"op": "remove", "path": "/l/9999999999999999999999"},
+        {"op": "copy", "path": "/m"},
+        {"op": "copy", "from": "/x", "path": "/m"},
         {"op": "test", "path": "/l/0", "value": True},
         {"op": "move", "from": "/l", "path": "/l/0"},
         {"op": "add", "path": "l", "value": 1},
@@ -233,6 +241,32 @@ def test_json_patches_that_cannot_be_done(operation: dict[str, Any]) -> None:
     with pytest.raises(Refused) as caught:
         json_patch({"l": [1]}, [operation])
     assert caught.value.code == 422
+
+
+def test_patches_make_no_monsters() -> None:
+    old = {"metadata": {"name": "a"}, "data": {"x": "y" * 1000}}
+    bomb = [{"op": "copy", "from": "/data", "path": f"/data/{number}"} for number in range(40)]
+    with pytest.raises(Refused, match="the copies are larger") as caught:
+        patched(PODS, old, bomb, JSON_PATCH)
+    assert caught.value.code == 422
+    assert patched(PODS, old, bomb[:3], JSON_PATCH)["data"]["2"]["1"]["0"] == old["data"]
+    deep: Any = 1
+    for _ in range(150):
+        deep = {"a": deep}
+    there = patched(PODS, old, {"data": deep}, MERGE_PATCH)
+    with pytest.raises(Refused, match="nested more than 200 levels") as caught:
+        patched(PODS, there, [{"op": "add", "path": "/data" + "/a" * 100, "value": deep}], JSON_PATCH)
+    assert caught.value.code == 400
+    large = "x" * (2 << 20)
+    there = patched(PODS, old, {"data": {"one": large}}, MERGE_PATCH)
+    for patch, content_type in (
+        ({"data": {"two": large}}, MERGE_PATCH),
+        ({"data": {"two": large}}, STRATEGIC_MERGE_PATCH),
+        ([{"op": "add", "path": "/data/two", "value": large}], JSON_PATCH),
+    ):
+        with pytest.raises(Refused, match="Request entity too large") as caught:
+            patched(PODS, there, patch, content_type)
+        assert caught.value.code == 413
 
 
 def test_bodies_that_are_no_patch() -> None:
@@ -252,16 +286,7 @@ def test_bodies_that_are_no_patch() -> None:
 
 def test_custom_resources_know_no_strategic_merge() -> None:
     registry = Registry.builtin()
-    registry.add_definition(
-        {
-            "metadata": {"name": "toys.example.com"},
-            "spec": {
-                "group": "example.com",
-                "names": {"plural": "toys", "kind": "Toy"},
-                "versions": [{"name": "v1", "schema": {"openAPIV3Schema": {"type": "object"}}}],
-            },
-        }
-    )
+    registry.add_definition(definition())
     toys = registry.find("example.com", "v1", "toys")
     assert toys is not None
     with pytest.raises(Refused, match="unknown format") as caught:

@@ -29,48 +29,10 @@ from evertrain.embedded.schema import (
 )
 from evertrain.embedded.schema.ages import duration
 from evertrain.embedded.schema.jsonpath import JSONPath
+from toys import definition
 
 REGISTRY = Registry.builtin()
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-TOY: dict[str, Any] = {
-    "metadata": {"name": "toys.example.com"},
-    "spec": {
-        "group": "example.com",
-        "scope": "Namespaced",
-        "names": {"plural": "toys", "kind": "Toy", "shortNames": ["ty"], "categories": ["all"]},
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {
-                        "type": "object",
-                        "description": "A toy.",
-                        "properties": {
-                            "spec": {
-                                "type": "object",
-                                "description": "What is wanted.",
-                                "properties": {
-                                    "size": {"type": "integer", "description": "How big."},
-                                    "port": {"x-kubernetes-int-or-string": True},
-                                    "note": {"type": "string", "nullable": True},
-                                },
-                            }
-                        },
-                    }
-                },
-                "additionalPrinterColumns": [
-                    {"name": "State", "type": "string", "jsonPath": ".status.conditions[-1:].type"},
-                    {"name": "Size", "type": "integer", "jsonPath": ".spec.size"},
-                    {"name": "All", "type": "string", "jsonPath": ".status.conditions[*].type", "priority": 1},
-                    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-                ],
-            }
-        ],
-    },
-}
 
 
 def kind(plural: str, group: str = "") -> Resource:
@@ -228,7 +190,7 @@ def test_every_kind_shows_as_many_cells_as_columns() -> None:
 
 def toys() -> tuple[Registry, Resource]:
     registry = Registry.builtin()
-    return registry, registry.add_definition(TOY)[0]
+    return registry, registry.add_definition(definition())[0]
 
 
 def test_the_columns_of_a_custom_resource() -> None:
@@ -479,13 +441,13 @@ def test_openapi_tells_kubectl_how_to_validate_and_patch() -> None:
     assert core["components"]["schemas"]["io.k8s.apimachinery.pkg.api.resource.Quantity"]["oneOf"]
     toy = custom["components"]["schemas"]["com.example.v1.Toy"]
     assert toy["x-kubernetes-group-version-kind"] == [{"group": "example.com", "version": "v1", "kind": "Toy"}]
-    assert toy["properties"]["spec"]["properties"]["size"]["description"] == "How big."
+    assert toy["properties"]["spec"]["properties"]["size"]["description"] == "How big it is."
 
 
 def test_the_index_changes_with_the_kinds() -> None:
     registry, _ = toys()
     before = openapi_v3_index(registry)["paths"]
-    changed = json.loads(json.dumps(TOY))
+    changed = definition()
     changed["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["description"] = "Another toy."
     registry.add_definition(changed)
     after = openapi_v3_index(registry)["paths"]
@@ -530,7 +492,7 @@ def test_openapi_v2_in_protobuf() -> None:
     definitions = {dict(fields(entry))[1].decode(): dict(fields(entry))[2] for _, entry in fields(document[9])}
     assert set(definitions) == set(openapi_v2(registry)["definitions"])
     toy = fields(definitions["com.example.v1.Toy"])
-    assert (4, b"A toy.") in toy
+    assert (4, b"Something to play with.") in toy
     extensions = {
         dict(fields(value))[1]: dict(fields(dict(fields(value))[2]))[2] for number, value in toy if number == 31
     }

@@ -111,10 +111,11 @@ def blame(reason: str, message: str) -> str:
     }.get(reason, "spec.replicaSpecs")
 
 
-def fields_in(message: str) -> list[str]:
-    """Fields that the text of a refusal names."""
-    quoted = re.findall(r'(?:unknown|duplicate) field "([^"]+)"', message)
-    return quoted or re.findall(r"(?:^|[\s:,(])((?:spec|metadata|status)(?:\.[\w/-]+|\[[^\]]*\])+)", message)
+def blamed(message: str) -> list[tuple[str, str]]:
+    """Fields that the text of a refusal names, and what it says of each."""
+    strict = [(field, what) for what, field in re.findall(r'((?:unknown|duplicate) field "([^"]+)")', message)]
+    named = re.findall(r"(?:^|[\s:,(])((?:spec|metadata|status)(?:\.[\w/-]+|\[[^\]]*\])+)", message)
+    return strict or [(field, message) for field in dict.fromkeys(named)]
 
 
 def _document(loader: yaml.SafeLoader, node: yaml.Node, source: str) -> Document:

@@ -241,10 +241,10 @@ def explain(document: manifest.Document, error: Refused) -> manifest.ManifestErr
         if cause.get("field") and cause["field"] != "<nil>"
     ]
     if not causes:
-        causes = [(field, error.message) for field in manifest.fields_in(error.message)]
+        causes = manifest.blamed(error.message)
     if not causes:
         return manifest.ManifestError(document.source, document.line, error.message)
-    first, *others = [document.refuse(field, what) for field, what in dict(causes).items()]
+    first, *others = [document.refuse(field, what) for field, what in dict.fromkeys(causes)]
     return manifest.ManifestError(document.source, first.line, "\n".join([_after_place(first), *map(str, others)]))
 
 

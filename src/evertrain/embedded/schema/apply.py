@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from evertrain.embedded.schema import fieldsets
+from evertrain.embedded.schema.decoding import check_size
 from evertrain.embedded.schema.defaulting import with_canonical_quantities
 from evertrain.embedded.schema.errors import FieldError, Refused, bad_request, invalid_object
 from evertrain.embedded.schema.fieldsets import Fields, Path, fields_of, values_of
@@ -27,7 +28,7 @@ from evertrain.embedded.schema.managers import (
     stamp,
     written,
 )
-from evertrain.embedded.schema.pruning import prune, without_nulls
+from evertrain.embedded.schema.pruning import prune
 from evertrain.embedded.schema.structure import ANYTHING, field_schema, is_atomic, is_set, item_schema, map_keys
 from evertrain.embedded.schema.validation import schema_errors
 from evertrain.kube.port import Object
@@ -75,11 +76,12 @@ def applied(
     if manager == "kubectl" and LAST_APPLIED in ((live.get("metadata") or {}).get("annotations") or {}):
         annotations = made["metadata"].get("annotations") or {}
         made["metadata"]["annotations"] = {**annotations, LAST_APPLIED: _last_applied(patch)}
+    check_size(made)
     return made
 
 
 def _checked(resource: Resource, old: Object | None, patch: Any, manager: str) -> Object:
-    """What was sent, without nulls. Raises Refused if it can't be applied."""
+    """What was sent, without nulls. Raises Refused if it can't be applied, with all that is wrong with it."""
     if not isinstance(patch, dict):
         raise bad_request("error decoding YAML: the object to apply must be an object")
     metadata = patch.get("metadata")
@@ -95,19 +97,20 @@ def _checked(resource: Resource, old: Object | None, patch: Any, manager: str) -
     name = ((old or {}).get("metadata") or {}).get("name") or metadata.get("name") or ""
     namespace = ((old or {}).get("metadata") or {}).get("namespace") or metadata.get("namespace") or ""
     described = f"{namespace}/{name}; {resource.api_version}, Kind={resource.kind}"
-    _, unknown = prune(resource, patch)
-    if unknown:
-        listed = ", ".join(f".{path}: field not declared in schema" for path in unknown)
-        raise bad_request(f"failed to create typed patch object ({described}): {listed}")
-    patch = patch if resource.custom else with_canonical_quantities(resource, without_nulls(patch))
+    patch, unknown = prune(resource, patch)
+    problems = [f".{path}: field not declared in schema" for path in unknown]
+    if not resource.custom:
+        patch = with_canonical_quantities(resource, patch)
     for error in schema_errors(resource, patch):
         if error.reason == "FieldValueTypeInvalid":
             words = error.message.rpartition(" in body must be of type ")[2].replace(": ", ", got ")
-            raise bad_request(f"failed to create typed patch object ({described}): .{error.field}: expected {words}")
-    for where, key in _repeated(resource, resource.schema, patch, ""):
-        raise bad_request(
-            f"failed to create typed patch object ({described}): {where}: duplicate entries for key {key}"
-        )
+            problems.append(f".{error.field}: expected {words}")
+    problems.extend(
+        f"{where}: duplicate entries for key {key}" for where, key in _repeated(resource, resource.schema, patch, "")
+    )
+    if problems:
+        listed = problems[0] if len(problems) == 1 else "errors:\n  " + "\n  ".join(problems)
+        raise bad_request(f"failed to create typed patch object ({described}): {listed}")
     return dict(patch)
 
 

@@ -1,17 +1,25 @@
-"""Request bodies into objects, noticing what a plain parser lets pass: keys given twice, depth, non-finite numbers."""
+"""Request bodies into objects, noticing what a plain parser lets pass and other clients could not read again: keys that
+are given twice, depth, numbers beyond all bounds, half characters."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import yaml
 
-from evertrain.embedded.schema.errors import bad_request
+from evertrain.embedded.schema.errors import Refused, bad_request
 
 MAX_DEPTH = 200
 """Deeper than any object that somebody means. Everything after this is free to recurse."""
+MAX_SIZE = 3 << 20
+"""Bytes of a request, and of the object that patches make."""
+_LARGEST = 2**64 - 1
+_WHOLE = 1e21
+"""Kubernetes writes whole numbers up to here without a point."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,12 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"invalid character '{text[0]}' looking for beginning of value")
+
+
+def _number(text: str) -> float | int:
+    """3.0 is 3: clients that expect an integer read no other form."""
+    number = float(text)
+    return int(number) if math.isfinite(number) and number.is_integer() and abs(number) < _WHOLE else number
 
 
 class _Loader(yaml.SafeLoader):
@@ -79,36 +93,78 @@ def _key(key: Any) -> str:
     raise yaml.YAMLError(f"unsupported map key of type {type(key).__name__}")
 
 
+def _yaml_number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
+    return _number(str(loader.construct_yaml_float(node)))
+
+
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:float", _yaml_number)
 
 
 def load_yaml(text: str) -> Any:
     return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
 
 
+def size(value: Any) -> int:
+    """In bytes, as it is stored and sent."""
+    return len(msgspec.json.encode(value))
+
+
+def check_size(value: Any) -> None:
+    """Raises Refused (413): request by request an object could grow until nobody can read it."""
+    if size(value) > MAX_SIZE:
+        raise Refused(413, "RequestEntityTooLarge", f"Request entity too large: limit is {MAX_SIZE}")
+
+
+def check_depth(value: Any) -> None:
+    """Raises Refused (400) if an object is too deep."""
+    _find(value, "", 0, [])
+
+
 def _find(value: Any, path: str, depth: int, found: list[str]) -> None:
+    """Collects keys that were given twice. Raises Refused for what nobody could read again."""
     if depth > MAX_DEPTH:
         raise bad_request(f"the object is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, dict):
         for key in getattr(value, "twice", ()):
             found.append(f"{path}.{key}" if path else key)
         for key, item in value.items():
+            _check_text(key, path)
             _find(item, f"{path}.{key}" if path else str(key), depth + 1, found)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _find(item, f"{path}[{index}]", depth + 1, found)
+    elif isinstance(value, str):
+        _check_text(value, path)
+    elif isinstance(value, int | float) and not _in_range(value):
+        raise bad_request(f"the object provided is unrecognized: {path}: the number is out of range")
+
+
+def _in_range(number: int | float) -> bool:
+    return math.isfinite(number) if isinstance(number, float) else -_LARGEST <= number <= _LARGEST
+
+
+def _check_text(text: str, path: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request(
+            f"the object provided is unrecognized: {path or 'object'}: half of a surrogate pair is no character"
+        ) from None
 
 
 def decode(body: bytes, content_type: str = "application/json") -> Decoded:
-    """Raises Refused (400) if it can't be read. YAML for `application/yaml` and server-side apply."""
+    """Raises Refused (400) if it can't be read. YAML for `application/yaml` and server-side apply. (kubectl sends JSON
+    also where it says YAML, and that is read far more quickly as what it is.)"""
     kind = content_type.partition(";")[0].strip()
     try:
         text = body.decode("utf-8")
-        # kubectl sends JSON also where it says YAML, and the parser of YAML is slow.
-        if kind.endswith("yaml") and not text.lstrip().startswith("{"):
+        if kind.endswith("yaml"):
             value = load_yaml(text)
         else:
-            value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_no_constant)
+            value = json.loads(text, object_pairs_hook=_pairs, parse_constant=_no_constant, parse_float=_number)
     except RecursionError:
         raise bad_request(f"the object is nested more than {MAX_DEPTH} levels deep") from None
     except (ValueError, yaml.YAMLError) as error:

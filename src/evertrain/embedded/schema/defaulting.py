@@ -33,11 +33,7 @@ def _filled(resource: Resource, schema: Schema, value: Any) -> Any:
     if isinstance(value, dict):
         made: Object = {}
         for key, item in value.items():
-            of_field = field_schema(resource, schema, key) or {}
-            # A null in a field that may not be null means "give me the default", if there is one.
-            if item is None and "default" in of_field and not of_field.get("nullable"):
-                continue
-            made[key] = _filled(resource, of_field, item)
+            made[key] = _filled(resource, field_schema(resource, schema, key) or {}, item)
         for key, of_field in schema.get("properties", {}).items():
             if key not in made and "default" in of_field:
                 made[key] = _filled(resource, of_field, copy.deepcopy(of_field["default"]))

@@ -24,6 +24,40 @@ _QUANTITIES = {
 }
 
 
+LONG = frozenset(
+    {
+        "activeDeadlineSeconds",
+        "capacity",
+        "defaultUser",
+        "deletionGracePeriodSeconds",
+        "expirationSeconds",
+        "fsGroup",
+        "generation",
+        "gid",
+        "gracePeriodSeconds",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "observedGeneration",
+        "remainingItemCount",
+        "runAsGroup",
+        "runAsUser",
+        "seconds",
+        "sizeBytes",
+        "supplementalGroups",
+        "terminationGracePeriodSeconds",
+        "tolerationSeconds",
+        "uid",
+        "user",
+    }
+)
+"""Integers of 64 bits. All others have 32, and one object with more in them makes a whole list unreadable to clients in
+Go, such as kubectl."""
+
+
 def mapped(module: str, owner: str, field: str, pointer: Callable[[str, str], Schema]) -> Schema:
     """What the values of a mapping are."""
     if field in _QUANTITIES:

@@ -11,7 +11,7 @@ from datetime import date, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-_DATE_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_DATE_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _DURATION = re.compile(r"[+-]?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h|d|w)\s*)+|0")
 _UUID = re.compile(r"(?i)[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
@@ -23,13 +23,13 @@ _HOSTNAME = re.compile(
 def _date_time(text: str) -> bool:
     if not _DATE_TIME.fullmatch(text):
         return False
-    whole = re.sub(r"\.\d+", "", text.upper()).replace("Z", "+00:00")
+    whole = re.sub(r"\.\d+", "", text).replace("Z", "+00:00")
     datetime.fromisoformat(whole)
     return True
 
 
 def _byte(text: str) -> bool:
-    base64.b64decode(text, validate=True)
+    base64.b64decode(re.sub("[\r\n]", "", text), validate=True)  # as `base64` writes it, in lines
     return True
 
 

@@ -32,7 +32,6 @@ _MODULES = {prefix: module for module, prefix in PREFIXES.items()}
 _ANYTHING: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 _SCALARS: dict[str, Schema] = {
     "str": {"type": "string"},
-    "int": {"type": "integer", "format": "int64"},
     "bool": {"type": "boolean"},
     "float": {"type": "number", "format": "double"},
 }
@@ -59,6 +58,7 @@ PLAIN: dict[str, Schema] = {
     },
     "util_intstr.IntOrString": {
         "x-kubernetes-int-or-string": True,
+        "format": "int-or-string",
         "description": "IntOrString is a type that can hold an int32 or a string.",
     },
     "runtime.RawExtension": {"type": "object", "description": "Any object.", **_ANYTHING},
@@ -107,6 +107,8 @@ def _type(annotation: str, module: str, owner: str, field: str) -> Schema:
         if annotation.startswith(wrapper + "["):
             inner = _type(annotation[len(wrapper) + 1 : -1], module, owner, field)
             return {"type": "array", "items": inner} if wrapper == "List" else inner
+    if annotation == "int":
+        return {"type": "integer", "format": "int64" if field in facts.LONG else "int32"}
     if annotation in _SCALARS:
         return dict(_SCALARS[annotation])
     if annotation == "dict":

@@ -90,10 +90,10 @@ def _shaped(schema: Any, version: int) -> Any:
     if not isinstance(schema, dict):
         return schema
     made = {key: value for key, value in schema.items() if key != QUANTITY}
-    if schema.get(QUANTITY) or (schema.get(INT_OR_STRING) and schema.get("description", "").startswith("IntOr")):
+    if schema.get(QUANTITY) or schema.get("format") == "int-or-string":
         made.pop(INT_OR_STRING, None)
         if version == 2:
-            made |= {"type": "string"} | ({} if schema.get(QUANTITY) else {"format": "int-or-string"})
+            made["type"] = "string"
         else:
             kinds = ("string", "number") if schema.get(QUANTITY) else ("integer", "string")
             made["oneOf"] = [{"type": kind} for kind in kinds]

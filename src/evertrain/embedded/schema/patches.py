@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
+from evertrain.embedded.schema.decoding import MAX_SIZE, check_depth, check_size, size
 from evertrain.embedded.schema.errors import Refused, bad_request
 from evertrain.embedded.schema.kinds import Resource
 from evertrain.embedded.schema.strategic import strategic_merge
@@ -17,11 +19,12 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 MAX_OPERATIONS = 10_000
+_INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def patched(resource: Resource, old: Object, patch: Any, content_type: str) -> Object:
-    """A new object; `old` isn't touched. Raises Refused: 400 or 422 for a bad patch, 415 for an unsupported type (also
-    a strategic merge patch of a custom resource)."""
+    """A new object; `old` isn't touched. Raises Refused: 400 or 422 for a bad patch, 413 for one that makes too large
+    an object, 415 for an unsupported type (also a strategic merge patch of a custom resource)."""
     kind = content_type.partition(";")[0].strip()
     accepted = [JSON_PATCH, MERGE_PATCH, APPLY_PATCH]
     if not resource.custom:
@@ -40,6 +43,7 @@ def patched(resource: Resource, old: Object, patch: Any, content_type: str) -> O
         made = merge_patch(old, patch) if kind == MERGE_PATCH else strategic_merge(resource, old, patch)
     if not isinstance(made, dict):
         raise _unusable("the result of the patch is no object")
+    check_size(made)
     return made
 
 
@@ -69,10 +73,10 @@ def _pointer(text: Any) -> list[str]:
 def _index(parent: list[Any], part: str, *, insert: bool = False) -> int:
     if insert and part == "-":
         return len(parent)
-    if not part.lstrip("-").isdigit() or (len(part) > 1 and part.startswith("0")):
+    if not _INDEX.fullmatch(part):
         raise _unusable(f"invalid array index {json.dumps(part)}")
     index = int(part)
-    if not 0 <= index < len(parent) + insert:
+    if not index < len(parent) + insert:
         raise _unusable(f"array index {part} is out of bounds")
     return index
 
@@ -126,10 +130,17 @@ def json_patch(target: Any, operations: Any) -> Any:
             f"The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {len(operations)}",
         )
     root = copy.deepcopy(target)
+    copied = 0
     for operation in operations:
         if not isinstance(operation, dict):
             raise bad_request("error decoding patch: an operation must be an object")
+        if operation.get("op") == "copy":
+            # A few copies of a thing into itself fill every memory.
+            copied += size(_get(root, _pointer(operation.get("from")), operation["from"]))
+            if copied > MAX_SIZE:
+                raise _unusable(f"the copies are larger than {MAX_SIZE} bytes together")
         root = _operate(root, operation)
+    check_depth(root)
     return root
 
 

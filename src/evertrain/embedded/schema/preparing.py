@@ -13,7 +13,7 @@ from evertrain.embedded.schema.errors import FieldError, bad_request, invalid_ob
 from evertrain.embedded.schema.events import core_event, new_event
 from evertrain.embedded.schema.kinds import Resource
 from evertrain.embedded.schema.metadata import carry_over, immutable_errors, metadata_errors
-from evertrain.embedded.schema.pruning import prune, without_nulls
+from evertrain.embedded.schema.pruning import prune
 from evertrain.embedded.schema.rules import rule_errors, update_errors
 from evertrain.embedded.schema.validation import json_type, schema_errors
 from evertrain.kube.port import Object
@@ -63,18 +63,20 @@ def _quoted(value: object) -> str:
 
 
 def _structured(
-    resource: Resource, item: Object, field_validation: str, duplicates: Sequence[str], elsewhere: Container[str] = ()
+    resource: Resource,
+    item: Object,
+    field_validation: str,
+    duplicates: Sequence[str],
+    *,
+    name: str = "",
+    elsewhere: Container[str] = (),
 ) -> Prepared:
     """Unknown and repeated fields judged and removed, types checked, defaults set. Parts that are `elsewhere` are not
-    missing."""
+    missing; `name` is the object's if its metadata are among them."""
     if field_validation not in (STRICT, WARN, IGNORE, ""):
         raise bad_request(
             f'fieldValidation: Unsupported value: "{field_validation}": supported values: "Ignore", "Strict", "Warn"'
         )
-    if not resource.custom:
-        item = without_nulls(item)
-    elif "metadata" in item:
-        item = {**item, "metadata": without_nulls(item["metadata"] or {})}
     pruned, unknown = prune(resource, item)
     pruned |= {"apiVersion": resource.api_version, "kind": resource.kind}
     problems = [f'duplicate field "{path}"' for path in duplicates] + [f'unknown field "{path}"' for path in unknown]
@@ -99,7 +101,7 @@ def _structured(
     if not resource.custom:
         # Whoever reports a status says what there is to say; nobody is asked for more.
         errors = [e for e in errors if e.reason != "FieldValueRequired" or not e.field.startswith("status")]
-    _refuse(resource, pruned, errors)
+    _refuse(resource, pruned, errors, name)
     return Prepared(pruned if resource.custom else defaulted(resource, pruned), warnings)
 
 
@@ -114,10 +116,11 @@ def _mistyped(resource: Resource, error: FieldError) -> str:
     )
 
 
-def _refuse(resource: Resource, item: Object, errors: list[FieldError]) -> None:
+def _refuse(resource: Resource, item: Object, errors: list[FieldError], name: str = "") -> None:
     if errors:
-        name = (item.get("metadata") or {}).get("name") or (item.get("metadata") or {}).get("generateName") or ""
-        raise invalid_object(resource.group, resource.kind, str(name), errors)
+        metadata = item.get("metadata") or {}
+        name = name or str(metadata.get("name") or metadata.get("generateName") or "")
+        raise invalid_object(resource.group, resource.kind, name, errors)
 
 
 def prepare_create(
@@ -195,8 +198,11 @@ def prepare_update(
         _keep_address(item, old)
     # What stays as it is was checked when it came, and may be most of the object.
     same = {key for key in item if key in old and key not in _ENVELOPE and _identical(item[key], old[key])}
+    if _judges_all(resource):
+        same = set()
     changed = {key: value for key, value in item.items() if key not in same}
-    structured = _structured(resource, changed, field_validation, duplicates, same)
+    name = old.get("metadata", {}).get("name", "")
+    structured = _structured(resource, changed, field_validation, duplicates, name=name, elsewhere=same)
     parts = structured.object | {key: old[key] for key in same}
     made: Object = {key: parts[key] for key in dict.fromkeys((*old, *parts)) if key in parts}
     made["metadata"] = dict(made.get("metadata") or {})
@@ -209,6 +215,11 @@ def prepare_update(
     if _counts(resource) and subresource != "status" and _content(resource, made) != _content(resource, old):
         made["metadata"]["generation"] = int(old.get("metadata", {}).get("generation") or 0) + 1
     return ready
+
+
+def _judges_all(resource: Resource) -> bool:
+    """Whether the schema says something about the object as a whole, which its changed parts can't answer."""
+    return any(key in resource.schema for key in ("allOf", "anyOf", "oneOf", "not", "minProperties", "maxProperties"))
 
 
 def _identical(one: Any, other: Any) -> bool:

@@ -174,7 +174,7 @@ def _check_number(schema: Schema, value: int | float, path: str, found: list[Fie
     if high is not None and (value > high or (schema.get("exclusiveMaximum") and value == high)):
         words = "less than" if schema.get("exclusiveMaximum") else "less than or equal to"
         found.append(invalid(path, value, f"{path} in body should be {words} {high}"))
-    bits = {"int32": 31, "int64": 63}.get(schema.get("format", ""))
+    bits = {"int32": 31, "int-or-string": 31, "int64": 63}.get(schema.get("format", ""))
     if bits and not -(2**bits) <= value < 2**bits:
         found.append(invalid(path, value, f"{path} in body must be of type {schema['format']}: {json.dumps(value)}"))
     step = schema.get("multipleOf")
