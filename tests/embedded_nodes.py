@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from evertrain.embedded import volcano
 from evertrain.embedded.api.bootstrap import bootstrap
@@ -120,3 +123,50 @@ async def small_cluster(
             task.cancel()
         await asyncio.gather(*cluster.tasks.values(), *parts, return_exceptions=True)
         store.close()
+
+
+def state(item: Object, index: int = 0) -> Object:
+    statuses = (item.get("status") or {}).get("containerStatuses") or []
+    return dict(statuses[index]["state"]) if statuses else {}
+
+
+def terminated(item: Object, index: int = 0) -> Object:
+    return dict(state(item, index)["terminated"])
+
+
+def conditions(item: Object) -> dict[str, str]:
+    return {condition["type"]: condition["status"] for condition in item["status"]["conditions"]}
+
+
+def processes(word: str) -> list[psutil.Process]:
+    """Those with this word in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(word in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def soon(condition: Callable[[], Any], patience: float = 3.0) -> None:
+    """Of what the kernel and the disk do, nobody tells."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def run(work: Any) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def ready(cluster: SmallCluster, name: str, word: str = "ready") -> None:
+    """Until the log has the word."""
+    item = cluster.pod(name)
+    node = cluster.nodes[item["spec"]["nodeName"]]
+    async for piece in node.log(item, LogRequest("main", follow=True)):
+        if word.encode() in piece:
+            return
+    raise AssertionError(f"{name} ended without saying {word}")

@@ -7,54 +7,25 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from embedded_nodes import SmallCluster, pod, small_cluster
+from embedded_nodes import (
+    conditions,
+    pod,
+    processes,
+    ready,
+    run,
+    small_cluster,
+    soon,
+    state,
+    terminated,
+)
 from evertrain.kube.port import CONFIG_MAP, NODE, POD, SECRET, SERVICE, Object
 
 ISOLATED = [True, False]
-
-
-def state(item: Object, index: int = 0) -> Object:
-    statuses = (item.get("status") or {}).get("containerStatuses") or []
-    return dict(statuses[index]["state"]) if statuses else {}
-
-
-def terminated(item: Object, index: int = 0) -> Object:
-    return dict(state(item, index)["terminated"])
-
-
-def conditions(item: Object) -> dict[str, str]:
-    return {condition["type"]: condition["status"] for condition in item["status"]["conditions"]}
-
-
-def processes(word: str) -> list[psutil.Process]:
-    """Those with this word in their command line."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if any(word in part for part in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-async def soon(condition: Callable[[], Any], patience: float = 3.0) -> None:
-    """Of what the kernel and the disk do, nobody tells."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-
-
-def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
 
 
 def test_a_pod_runs_with_its_environment_volumes_and_chips(tmp_path: Path) -> None:
@@ -224,18 +195,6 @@ def test_deletion_asks_and_then_kills(tmp_path: Path, isolate: bool) -> None:
             await soon(lambda: not list((tmp_path / "nodes" / "node-0" / "pods").iterdir()))
 
     run(main())
-
-
-async def ready(cluster: SmallCluster, name: str, word: str = "ready") -> None:
-    """Until the log has the word."""
-    item = cluster.pod(name)
-    from evertrain.embedded.podlogs import LogRequest
-
-    node = cluster.nodes[item["spec"]["nodeName"]]
-    async for piece in node.log(item, LogRequest("main", follow=True)):
-        if word.encode() in piece:
-            return
-    raise AssertionError(f"{name} ended without saying {word}")
 
 
 @pytest.mark.parametrize("isolate", ISOLATED)

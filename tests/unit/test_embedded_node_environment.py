@@ -197,6 +197,9 @@ def test_volumes_of_files_change_all_at_once(tmp_path: Path) -> None:
     def changed(kind: str, namespace: str, name: str) -> Object | None:
         return {"metadata": {"name": name}, "data": {"key": "new"}} if kind == "ConfigMap" else None
 
+    # A cluster was killed in the middle of an earlier change.
+    os.symlink("..1", prepared.paths["m"] / "..next")
+    (prepared.paths["m"] / "..1" / "deep").mkdir(parents=True)
     volumes.refresh(pod, tmp_path, PLACE, changed)
     assert file.read_text() == "new"
     assert (prepared.paths["p"] / "word").read_bytes() == b"sesame"

@@ -229,7 +229,7 @@ def test_a_status_is_read_back(state: lifecycle.State) -> None:
     run = one("Always", state)
     run.containers[0].attempts = 3
     run.containers[0].last = Terminated(1, 2, 3, reason="Error")
-    again = status.restore(pod(policy="Always", **build(run)), now=100, base_backoff=10, lost=False)
+    again = status.restore(pod(policy="Always", **build(run)), now=100, base_backoff=10)
     assert again.containers[0].attempts == 3
     assert again.containers[0].last == Terminated(1, 2, 3, reason="Error")
     assert isinstance(again.containers[0].state, type(state))
@@ -241,12 +241,47 @@ def test_a_status_is_read_back(state: lifecycle.State) -> None:
 def test_what_ran_when_the_node_went_down_is_lost(policy: str, expected: str, next_step: lifecycle.Step) -> None:
     run = one(policy, Running(5))
     run.containers[0].attempts = 1
-    again = status.restore(pod(policy=policy, **build(run)), now=100, base_backoff=10, lost=True)
+    again = status.restore(pod(policy=policy, **build(run)), now=100, base_backoff=10, records=lambda *_: None)
     assert phase(again) == expected
     built = build(again)
     assert built["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
     assert built["reason"] == ("NodeLost" if expected == "Failed" else None)
     assert steps(again, now=100) == [next_step]
+
+
+BEGUN = {"since": 5.0}
+DONE = {"since": 5.0, "until": 6.0, "code": 0, "signal": 0}
+BAD = {"since": 5.0, "until": 6.0, "code": 3, "signal": 0}
+
+
+@pytest.mark.parametrize(
+    ("policy", "told", "records", "attempts", "expected"),
+    [
+        ("Never", Waiting(), [], 0, "Pending"),
+        ("Never", Waiting(), [BEGUN], 1, "Failed"),
+        ("Never", Waiting(), [DONE], 1, "Succeeded"),
+        ("Never", Running(5), [DONE], 1, "Succeeded"),
+        ("OnFailure", Running(5), [DONE], 1, "Succeeded"),
+        ("OnFailure", Running(5), [BAD, DONE], 2, "Succeeded"),
+        ("OnFailure", Terminated(3, 5, 6), [BAD, BEGUN], 2, "Running"),
+        ("Always", Waiting(), [BAD, BAD, DONE], 3, "Running"),
+    ],
+)
+def test_what_the_node_could_not_tell_any_more_is_known_from_its_records(
+    policy: str, told: lifecycle.State, records: list[Object], attempts: int, expected: str
+) -> None:
+    """Killed between an event and its report: nothing is run a second time, and no end is lost."""
+    run = one(policy, told)
+    run.containers[0].attempts = 0 if isinstance(told, Waiting) else 1
+
+    def record(_: str, attempt: int) -> Object | None:
+        return records[attempt] if attempt < len(records) else None
+
+    again = status.restore(pod(policy=policy, **build(run)), now=100, base_backoff=10, records=record)
+    assert again.containers[0].attempts == attempts
+    assert phase(again) == expected
+    if policy == "Never" and records:
+        assert steps(again, now=100) == [Finish()]
 
 
 def test_the_wish_for_the_end() -> None:

@@ -25,6 +25,10 @@ def log_folder(pod_folder: Path, container: str) -> Path:
     return pod_folder / "logs" / container
 
 
+def log_name(attempt: int) -> str:
+    return f"{attempt}.log"
+
+
 def specification(
     node: VirtualNode, pod: Object, container: ContainerRun, place: Place, prepared: Prepared, folder: Path
 ) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def specification(
         "hostname": hostname,
         "own_memory": not pod_spec.get("hostIPC") and not _in_shared_memory(folder, mounts),
         "log_folder": str(logs),
-        "log_name": f"{container.attempts}.log",
+        "log_name": log_name(container.attempts),
         "log_limits": node.config.log_limits,
         "user": security.get("runAsUser"),
         "group": security.get("runAsGroup", security.get("runAsUser")),
@@ -58,8 +62,8 @@ def specification(
 
 
 def _forget_old(folder: Path, newest: int) -> None:
-    """Logs up to this run of the container."""
-    for path in folder.glob("*.log*"):
+    """Logs and records up to this run of the container."""
+    for path in folder.iterdir():
         number = path.name.partition(".")[0]
         if number.isdecimal() and int(number) <= newest:
             with contextlib.suppress(OSError):

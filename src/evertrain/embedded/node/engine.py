@@ -117,6 +117,12 @@ class Engine:
         found: dict[str, Any] = json.loads(data)
         return found
 
+    async def ready(self) -> None:
+        """It runs, and so it is known what the kernel allows."""
+        async with self._lock:
+            if self._socket is None:
+                await self._start()
+
     async def request(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Starts the process if it doesn't run. OSError if the order can't be carried out."""
         async with self._lock:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-DELETED, DEADLINE = "Deleted", "DeadlineExceeded"
+DELETED, DEADLINE, SHUTDOWN = "Deleted", "DeadlineExceeded", "NodeShutdown"
 NEVER, ON_FAILURE, ALWAYS = "Never", "OnFailure", "Always"
 RESET_BACKOFF_AFTER = 600.0
 MAX_BACKOFF = 300.0

@@ -70,10 +70,14 @@ class Machine:
         item = after or before or {}
         node = self._running.get((item.get("spec") or {}).get("nodeName") or "")
         if node is not None:
-            try:
-                node.pod_changed(item["metadata"]["uid"], after)
-            except Exception:  # one pod that can't be understood is no reason to fail all
-                logger.exception("pod %s/%s", item["metadata"].get("namespace"), item["metadata"].get("name"))
+            self.hand_over(node, item, after)
+
+    def hand_over(self, node: VirtualNode, pod: Object, now: Object | None) -> None:
+        """Tells the node about its pod: what it is `now`, None if it is gone."""
+        try:
+            node.pod_changed(pod["metadata"]["uid"], now)
+        except Exception:  # one pod that can't be understood is no reason to fail all
+            logger.exception("pod %s/%s", pod["metadata"].get("namespace"), pod["metadata"].get("name"))
 
     def _node_changed(self, before: Object | None, after: Object | None) -> None:
         item = after or before or {}

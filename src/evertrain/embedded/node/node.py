@@ -71,7 +71,7 @@ class VirtualNode:
             pods = self.machine.attach(self)
             self._clear_folders({pod["metadata"]["uid"] for pod in pods})
             for pod in pods:
-                self.pod_changed(pod["metadata"]["uid"], pod)
+                self.machine.hand_over(self, pod, pod)
             keeping = [asyncio.create_task(work) for work in (self._heartbeat(), self._keep_status())]
             self._tasks.update(keeping)
             stopped = asyncio.create_task(self._stopped.wait())
@@ -289,7 +289,7 @@ class VirtualNode:
         worker = self._workers.get(pod["metadata"]["uid"])
         if worker is not None:
             return max((c.attempts for c in worker.state.containers if c.name == container), default=0) - 1
-        run = status.restore(pod, now=0.0, base_backoff=0.0, lost=False)
+        run = status.restore(pod, now=0.0, base_backoff=0.0)
         return max((c.attempts for c in run.containers if c.name == container), default=0) - 1
 
     def _has_ended(self, uid: str, container: str, attempt: int) -> bool:

@@ -15,6 +15,7 @@ from evertrain.embedded.node.engine import EngineLost, Link
 from evertrain.embedded.node.environment import ConfigError, Place
 from evertrain.embedded.node.lifecycle import ContainerRun, Finish, Kill, Running, Start, Stop, Terminated, Waiting
 from evertrain.embedded.node.probes import Prober
+from evertrain.embedded.node.runtime import record
 from evertrain.embedded.recorder import NORMAL, WARNING
 from evertrain.kube.port import POD, ApiError, Conflict, NotFound, Object
 
@@ -39,7 +40,7 @@ class PodWorker:
         self.namespace: str = pod["metadata"]["namespace"]
         self.folder: Path = node.pod_folder(self.uid)
         now = time.time()
-        self.state = status.restore(pod, now=now, base_backoff=node.config.backoff, lost=True)
+        self.state = status.restore(pod, now=now, base_backoff=node.config.backoff, records=self._record)
         self._place = Place(node.name, node.address, "", node.allocatable)
         self._volumes: volumes.Prepared | None = None
         self._volumes_retry = FIRST_RETRY
@@ -51,8 +52,13 @@ class PodWorker:
         self._written: Object = dict(pod.get("status") or {})
         self._changed = asyncio.Event()
         self.over = asyncio.Event()
+        self._finished = False
+        """The pod has come to its end; one whose node ends before it keeps its volumes."""
         self._gone = False
         """The object is no more: nobody is interested in the pod's status."""
+
+    def _record(self, container: str, attempt: int) -> Object | None:
+        return record.read(self.log_folder(container), containers.log_name(attempt))
 
     # --- what the node tells
 
@@ -84,8 +90,14 @@ class PodWorker:
 
     def end(self, grace: float) -> None:
         """The whole node ends in order; the pod doesn't come back by itself."""
-        self.state.ending = lifecycle.Ending("NodeShutdown", "", time.time(), min(grace, status.grace_period(self.pod)))
+        self.state.ending = lifecycle.Ending(
+            lifecycle.SHUTDOWN, "", time.time(), min(grace, status.grace_period(self.pod))
+        )
         self._changed.set()
+
+    @property
+    def _shut_down(self) -> bool:
+        return self.state.ending is not None and self.state.ending.reason == lifecycle.SHUTDOWN
 
     # --- life
 
@@ -99,10 +111,10 @@ class PodWorker:
                 self._node.engine.forget(link)
             self._links.clear()
             self._node.machine.addresses.release(self.uid)
-            await self._drop_volumes()
+            if self._finished:
+                await self._drop_volumes()
 
     async def _live(self) -> None:
-        self._settle_address()
         while True:
             self._changed.clear()
             now = time.time()
@@ -120,6 +132,7 @@ class PodWorker:
             if any(isinstance(step, Finish) for step in plan.steps):
                 self._node.machine.addresses.release(self.uid)
                 await self._report(insist=True)
+                self._finished = not self._shut_down
                 return
             if any(not isinstance(step, Finish) for step in plan.steps):
                 self._changed.set()  # what was done may be reason for more
@@ -144,10 +157,9 @@ class PodWorker:
         current = self.state.ending
         if current is None or current.reason != lifecycle.DELETED:
             self.state.ending = wish
-            if any(isinstance(container.state, Running) for container in self.state.containers):
-                for container in self.state.containers:
-                    if isinstance(container.state, Running):
-                        self._tell(NORMAL, "Killing", f"Stopping container {container.name}")
+            for container in self.state.containers:
+                if isinstance(container.state, Running):
+                    self._tell(NORMAL, "Killing", f"Stopping container {container.name}")
         elif wish.grace < current.grace:
             self.state.ending = lifecycle.Ending(current.reason, "", current.since, wish.grace)
 
@@ -162,7 +174,7 @@ class PodWorker:
         self._place = Place(self._node.name, self._node.address, address, self._node.allocatable)
 
     async def _prepare(self, now: float) -> float:
-        """The volumes, once; how long to wait if they are not ready."""
+        """Address and volumes, once; how long to wait if they are not ready."""
         if self._volumes is not None or self.state.ending is not None:
             return 0.0
         if now < self._volumes_at:
@@ -171,15 +183,18 @@ class PodWorker:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "root").mkdir(exist_ok=True)
+            if not self._place.pod_ip:
+                self._settle_address()
             prepared = volumes.prepare(self.pod, folder, self._place, self._node.lookup, self._node.config.host_paths)
             for tmpfs in prepared.tmpfs:
                 await self._mount_memory(tmpfs)
             services = list(self._node.machine.services)
             (self.folder / "hosts").write_text(addresses.hosts(self.pod, self._place.pod_ip, services))
-        except (volumes.VolumeError, OSError, EngineLost) as error:
+        except (volumes.VolumeError, addresses.Exhausted, OSError, EngineLost) as error:
             if str(error) != self._volume_complaint:
                 self._volume_complaint = str(error)
-                self._tell(WARNING, "FailedMount", str(error))
+                reason = "FailedCreatePodSandBox" if isinstance(error, addresses.Exhausted) else "FailedMount"
+                self._tell(WARNING, reason, str(error))
             delay, self._volumes_retry = self._volumes_retry, min(MAX_RETRY, self._volumes_retry * 2)
             self._volumes_at = now + delay
             return delay
@@ -239,6 +254,7 @@ class PodWorker:
         link: Link | None = None
         try:
             assert self._volumes is not None
+            await self._node.engine.ready()
             spec = containers.specification(self._node, self.pod, container, self._place, self._volumes, self.folder)
             link = await self._node.engine.spawn()
             spec["no_mounts"] = self._node.engine.no_mounts
@@ -314,6 +330,9 @@ class PodWorker:
                 waiting.set_result(int(news["code"]))
         self._node.engine.forget(link)
         self._links.pop(container.name, None)
+        for execution, result in self._executions.items():
+            if execution.startswith(f"{container.name}/") and not result.done():
+                result.set_result(-1)
         ended = Terminated(code, started.since, time.time(), signal=number, message=message)
         lifecycle.note_exit(self.state, container, ended)
         logs.wake(self.log_folder(container.name))
@@ -322,22 +341,21 @@ class PodWorker:
             self._tell(WARNING, "BackOff", f"Back-off restarting failed container {container.name} in pod {full_name}")
         self._changed.set()
 
-    async def execute(self, container: str, argv: list[str], timeout: float = 30.0) -> int:
-        """Runs a program in a container; its exit code, or -1 if it didn't end in time."""
+    async def execute(self, container: str, argv: list[str]) -> int:
+        """Runs a program in a container; its exit code, or -1 if the container ended first. It ends with the call."""
         link = self._links.get(container)
         if link is None or not argv:
             return -1
-        number = f"{time.monotonic_ns()}"
+        number = f"{container}/{time.monotonic_ns()}"
         waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._executions[number] = waiting
         link.send({"do": "exec", "id": number, "argv": argv})
         try:
-            async with asyncio.timeout(timeout):
-                return await waiting
-        except TimeoutError:
-            return -1
+            return await waiting
         finally:
             self._executions.pop(number, None)
+            if waiting.cancelled():
+                link.send({"do": "end", "id": number})
 
     # --- reports
 
@@ -357,7 +375,7 @@ class PodWorker:
     async def _report(self, insist: bool = False) -> None:
         """Writes the status if it has changed; what can't be written now is written with the next change."""
         delay = FIRST_RETRY
-        while not self._gone and not (self.state.ending is not None and self.state.ending.reason == "NodeShutdown"):
+        while not self._gone and not self._shut_down:
             wanted = status.build(
                 self.pod,
                 self.state,

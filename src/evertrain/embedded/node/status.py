@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evertrain.embedded.node import lifecycle
@@ -14,6 +14,9 @@ from evertrain.kube.port import Object
 LOST_CODE = 137
 LOST = "NodeLost"
 LOST_MESSAGE = "The node went down while the pod was running"
+
+Records = Callable[[str, int], Mapping[str, Any] | None]
+"""Name of a container, number of its run → what is noted about it (see `runtime.record`); None if it has not begun."""
 
 
 def build(
@@ -27,8 +30,7 @@ def build(
         "conditions": _conditions(run, phase, before.get("conditions") or [], now),
         "hostIP": host_ip,
         "hostIPs": [{"ip": host_ip}],
-        "podIP": pod_ip,
-        "podIPs": [{"ip": pod_ip}],
+        **({"podIP": pod_ip, "podIPs": [{"ip": pod_ip}]} if pod_ip else {}),
         "startTime": rfc3339(run.start_time),
         "qosClass": before.get("qosClass") or _quality(pod.get("spec") or {}),
         "containerStatuses": [_container(pod, run, c) for c in run.containers if not c.init],
@@ -45,8 +47,9 @@ def build(
     return status
 
 
-def restore(pod: Object, *, now: float, base_backoff: float, lost: bool) -> PodRun:
-    """The pod as its status tells. What ran when the node went down (`lost`) has ended by that."""
+def restore(pod: Object, *, now: float, base_backoff: float, records: Records | None = None) -> PodRun:
+    """The pod as its status tells. With `records` the node went down meanwhile: what the status doesn't tell yet is in
+    them, and whatever ran then has ended by that."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     known = {
         entry.get("name"): entry
@@ -67,11 +70,13 @@ def restore(pod: Object, *, now: float, base_backoff: float, lost: bool) -> PodR
     )
     for container in containers:
         if entry := known.get(container.name):
-            _restore(run, container, entry, now, lost)
+            _restore(container, entry)
+        if records is not None:
+            _catch_up(run, container, records, now)
     return run
 
 
-def _restore(run: PodRun, container: ContainerRun, entry: Mapping[str, Any], now: float, lost: bool) -> None:
+def _restore(container: ContainerRun, entry: Mapping[str, Any]) -> None:
     container.attempts = int(entry.get("restartCount") or 0)
     state, last = entry.get("state") or {}, entry.get("lastState") or {}
     if "terminated" in last:
@@ -81,14 +86,32 @@ def _restore(run: PodRun, container: ContainerRun, entry: Mapping[str, Any], now
         container.state = _terminated(state["terminated"])
     elif "running" in state:
         container.attempts += 1
-        since = _seconds(state["running"].get("startedAt"))
-        container.state = Running(since)
-        if lost:
-            run.lost = LOST_MESSAGE
-            ended = Terminated(LOST_CODE, since, now, reason=LOST, message=LOST_MESSAGE)
-            lifecycle.note_exit(run, container, ended)
+        container.state = Running(_seconds(state["running"].get("startedAt")))
     elif container.last is not None:
         container.attempts += 1
+
+
+def _catch_up(run: PodRun, container: ContainerRun, records: Records, now: float) -> None:
+    while True:
+        if not isinstance(container.state, Running):
+            record = records(container.name, container.attempts)
+            if record is None:
+                return
+            if isinstance(container.state, Terminated):
+                container.last = container.state
+            container.attempts += 1
+            container.state = Running(float(record["since"]))
+        _end(run, container, container.state, records(container.name, container.attempts - 1) or {}, now)
+
+
+def _end(run: PodRun, container: ContainerRun, state: Running, record: Mapping[str, Any], now: float) -> None:
+    if "code" in record:
+        code, signal, until = int(record["code"]), int(record["signal"]), float(record["until"])
+        ended = Terminated(code, state.since, until, signal=signal)
+    else:
+        run.lost = LOST_MESSAGE
+        ended = Terminated(LOST_CODE, state.since, now, reason=LOST, message=LOST_MESSAGE)
+    lifecycle.note_exit(run, container, ended)
 
 
 def finished(pod: Object) -> bool:

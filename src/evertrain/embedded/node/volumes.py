@@ -87,13 +87,10 @@ def sources(pod: Object) -> set[tuple[str, str]]:
             if secret := source.get("secret"):
                 found.add(("Secret", str(secret.get("secretName") or secret.get("name") or "")))
     for container in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
-        references = [source for source in container.get("envFrom") or []]
+        references = list(container.get("envFrom") or [])
         references += [variable.get("valueFrom") or {} for variable in container.get("env") or []]
         for reference in references:
-            for kind, names in (
-                ("ConfigMap", ("configMapRef", "configMapKeyRef")),
-                ("Secret", ("secretRef", "secretKeyRef")),
-            ):
+            for kind, names in _REFERENCES.items():
                 found |= {(kind, str(reference[name].get("name") or "")) for name in names if reference.get(name)}
     return found
 
@@ -276,17 +273,19 @@ def _write(own: Path, files: Files) -> None:
             stream.write(data)
             os.fchmod(descriptor, mode & 0o777)
     (own / moment).mkdir(exist_ok=True)
+    (own / "..next").unlink(missing_ok=True)  # of a cluster that was killed right here
     os.symlink(moment, own / "..next")
     os.replace(own / "..next", own / _DATA)
     tops = {path.split("/")[0] for path in files}
     for top in tops:
         if not (own / top).is_symlink():
             os.symlink(f"{_DATA}/{top}", own / top)
-    for entry in own.iterdir():
-        if entry.is_symlink() and not entry.name.startswith("..") and entry.name not in tops:
-            entry.unlink()
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    for entry in list(own.iterdir()):
+        if not entry.name.startswith(".."):
+            if entry.is_symlink() and entry.name not in tops:
+                entry.unlink()
+        elif entry.name not in (_DATA, moment):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _read(folder: Path) -> Files:

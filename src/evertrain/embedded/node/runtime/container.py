@@ -7,8 +7,11 @@ It reads orders from a socket, one JSON object per line, the first being what to
     {"is": "exited", "code": …, "signal": …}        and with it everything else in the container
     {"is": "done", "id": …, "code": …}              a program that was asked for by {"do": "exec"} has ended
 
-The orders: {"do": "stop"} asks all processes to end (SIGTERM), {"do": "kill"} ends them. The end of the socket is an
-order too: whoever gave the others is gone.
+The orders: {"do": "stop"} asks the main process and its group to end (SIGTERM), {"do": "kill"} ends them, {"do":
+"exec"} runs another program beside them, {"do": "end"} ends that one. The end of the socket is an order too: whoever
+gave the others is gone.
+
+That a program was started, and how it ended by itself, is also kept in a file: whoever was to be told may be dead.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 
 from evertrain.embedded.node.runtime import kernel, mounts
 from evertrain.embedded.node.runtime.logs import LogWriter
+from evertrain.embedded.node.runtime.record import Record
 
 READ = 65536
 MAX_SPEC = 64 * 1024 * 1024
@@ -41,8 +45,8 @@ def serve(connection: socket.socket, own_pids: bool, own_mounts: bool) -> None:
     spec = lines.first()
     if spec is None:
         return
-    container = _Container(spec, lines, own_pids)
     try:
+        container = _Container(spec, lines, own_pids)
         if own_mounts:
             _enter(spec, own_pids)
         elif wanted := [mount for mount in spec["mounts"] if not mounts.needless(mount)]:
@@ -86,14 +90,12 @@ class _Lines:
         while b"\n" not in self._buffer:
             if not self._read() or len(self._buffer) > MAX_SPEC:
                 return None
-        return self.take()[0]
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
     def read(self) -> list[dict[str, Any]]:
         self._read()
-        return self.take()
-
-    def take(self) -> list[dict[str, Any]]:
-        """The whole lines; of the first call only the first, as the rest is for later."""
         *lines, self._buffer = self._buffer.split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -117,12 +119,15 @@ class _Container:
         self._lines = lines
         self._own_pids = own_pids
         self._log = LogWriter(spec["log_folder"], spec["log_name"], **spec.get("log_limits", {}))
+        self._record = Record(spec["log_folder"], spec["log_name"])
         self._streams: dict[int, str] = {}
         self._executions: dict[int, str] = {}
         """Other programs that run in the container, by process id: probes and hooks."""
         self.main = 0
         self._status: int | None = None
         self._stopping = False
+        self._asked = False
+        """Did the cluster want the end? Then it is not the program's own."""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -137,7 +142,12 @@ class _Container:
 
     def start(self) -> None:
         pipes = {name: os.pipe2(os.O_CLOEXEC) for name in ("stdout", "stderr")}
-        self.main = self._spawn(self._spec["argv"], pipes["stdout"][1], pipes["stderr"][1])
+        self._record.started()
+        try:
+            self.main = self._spawn(self._spec["argv"], pipes["stdout"][1], pipes["stderr"][1])
+        except (_CannotStart, OSError):
+            self._record.forget()
+            raise
         for name, (reading, writing) in pipes.items():
             os.close(writing)
             os.set_blocking(reading, False)
@@ -173,23 +183,29 @@ class _Container:
         status = self._status or 0
         killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         code = 128 + killed if killed else os.WEXITSTATUS(status)
+        if not self._asked:
+            self._record.ended(code, killed)
         self._lines.send({"is": "exited", "code": code, "signal": killed})
 
     def _over(self) -> bool:
         """The main process has ended, and those who were asked to end with it as well."""
-        return self._status is not None and not (self._stopping and self._others())
+        return self._status is not None and not (self._stopping and _members(self.main))
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order.get("do"):
             case "stop":
-                self._stopping = True
+                self._stopping = self._asked = True
                 for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process would not see the first
                     with contextlib.suppress(OSError):
                         os.killpg(self.main, number)
             case "kill":
-                self._stopping = False
+                self._stopping, self._asked = False, True
                 with contextlib.suppress(OSError):
                     os.killpg(self.main, signal.SIGKILL)
+            case "end":
+                for pid in [pid for pid, name in self._executions.items() if name == order["id"]]:
+                    with contextlib.suppress(OSError):
+                        os.killpg(pid, signal.SIGKILL)
             case "exec":
                 try:
                     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
@@ -224,14 +240,6 @@ class _Container:
         elif pid in self._executions:
             code = os.waitstatus_to_exitcode(status)
             self._lines.send({"is": "done", "id": self._executions.pop(pid), "code": code})
-
-    def _others(self) -> list[int]:
-        """All processes of the container but this one."""
-        if self._own_pids:
-            with contextlib.suppress(OSError):
-                found = [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
-                return [pid for pid in found if not _is_zombie(pid)]
-        return _descendants(os.getpid())
 
     def _kill_all(self) -> None:
         """Kills and reaps until nobody is left; processes that are born meanwhile included."""
@@ -319,21 +327,17 @@ def _explain(error: OSError, argv: list[str], spec: dict[str, Any]) -> str:
     return f'exec: "{program}": {reason}'
 
 
-def _is_zombie(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
-        return True
-
-
 def children(parent: int) -> list[int]:
-    return [pid for pid, above in _parents().items() if above == parent]
+    return [pid for pid, (above, _) in _living().items() if above == parent]
+
+
+def _members(group: int) -> list[int]:
+    return [pid for pid, (_, its_group) in _living().items() if its_group == group]
 
 
 def _descendants(root: int) -> list[int]:
     """Living processes below this one. A container's orphans are adopted by its init process and stay below it."""
-    parents = _parents()
+    parents = {pid: parent for pid, (parent, _) in _living().items()}
     below, found = {root}, list[int]()
     grown = True
     while grown:
@@ -344,16 +348,16 @@ def _descendants(root: int) -> list[int]:
     return found
 
 
-def _parents() -> dict[int, int]:
-    """Of all living processes."""
-    parents: dict[int, int] = {}
+def _living() -> dict[int, tuple[int, int]]:
+    """Parent and group of all living processes."""
+    found: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
                 if fields[0] not in (b"Z", b"X"):
-                    parents[int(name)] = int(fields[1])
-    return parents
+                    found[int(name)] = int(fields[1]), int(fields[2])
+    return found
 
 
 def fail(error: BaseException) -> None:

@@ -22,9 +22,12 @@ class LogWriter:
         self._name = name
         self._max_bytes = max_bytes
         self._max_files = max_files
-        self._file = self._open()
+        self._file = self._open(name)
         self._size = os.fstat(self._file).st_size
         self._partial: dict[str, bytes] = {}
+        self._torn = False
+        """The file ends within a line."""
+        self._lost = 0
 
     def feed(self, stream: str, data: bytes) -> None:
         data = self._partial.pop(stream, b"") + data
@@ -54,31 +57,42 @@ class LogWriter:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 1_000_000_000))
         return f"{seconds}.{now % 1_000_000_000:09d}Z {stream} ".encode() + tag + b" " + line + b"\n"
 
-    def _open(self) -> int:
+    def _open(self, name: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return os.open(self._name, flags, 0o600, dir_fd=self._folder)
+        return os.open(name, flags, 0o600, dir_fd=self._folder)
 
     def _write(self, data: bytes) -> None:
-        """A full disk must not stop the container: what can't be written is lost."""
+        """A full disk must not stop the container: what can't be written is lost, and later the log says so."""
         if not data:
             return
         if self._size and self._size + len(data) > self._max_bytes:
             with contextlib.suppress(OSError):
                 self._rotate()
-        with contextlib.suppress(OSError):
-            view = memoryview(data)
+        before = b"\n" if self._torn else b""
+        if lost := self._lost:
+            note = f"evertrain: {lost} bytes of the log could not be written"
+            before += self._entry("stderr", b"F", note.encode())
+        view = memoryview(before + data)
+        try:
             while view:
-                view = view[os.write(self._file, view) :]
-            self._size += len(data)
+                written = os.write(self._file, view)
+                self._size += written
+                self._torn = view[written - 1] != 10
+                view = view[written:]
+            self._lost -= lost
+        except OSError:
+            self._lost += min(len(view), len(data))
 
     def _rotate(self) -> None:
+        """The new file first: if it can't be, everything stays as it is."""
+        new = self._open(f".{self._name}")
         for number in range(self._max_files - 2, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 self._rename(f"{self._name}.{number}", f"{self._name}.{number + 1}")
         self._rename(self._name, f"{self._name}.1")
+        self._rename(f".{self._name}", self._name)
         os.close(self._file)
-        self._file = self._open()
-        self._size = 0
+        self._file, self._size, self._torn = new, 0, False
 
     def _rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self._folder, dst_dir_fd=self._folder)

@@ -97,6 +97,8 @@ class Runtime:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received.frombytes(content[: len(content) - len(content) % received.itemsize])
+        for descriptor in received:
+            os.set_inheritable(descriptor, False)  # the line to us is nothing for the container's own processes
         try:
             self._answer({"error": self._obey(json.loads(data), list(received))})
         finally:

@@ -48,9 +48,10 @@ def private_namespace(own_memory: bool) -> None:
 def arrange(mounts: Sequence[Mount], staging: str, own_proc: bool) -> None:
     """Call in a private namespace. `staging` is an empty directory."""
     view = _View()
+    mounts = [mount | {"target": _plain(mount["target"])} for mount in mounts]
     sources = [_real(mount["source"]) for mount in mounts]
     prefix = ""
-    if any(_existing(mount["target"]) == "/" != os.path.normpath(mount["target"]) for mount in mounts):
+    if any(_existing(mount["target"]) == "/" != mount["target"] for mount in mounts):
         _new_root(staging)
         view.ours.add("/")
         prefix = _OLD_ROOT
@@ -61,6 +62,11 @@ def arrange(mounts: Sequence[Mount], staging: str, own_proc: bool) -> None:
     if prefix:
         kernel.unmount(prefix)
         os.rmdir(prefix)
+
+
+def _plain(path: str) -> str:
+    """Without what doesn't count: a slash at the end, two in a row."""
+    return os.path.normpath("/" + path.strip("/"))
 
 
 def _real(source: str) -> str:
@@ -89,7 +95,7 @@ class _View:
 
 
 def _mount(view: _View, mount: Mount, source: str) -> None:
-    target = os.path.normpath(mount["target"])
+    target = mount["target"]
     if target == "/":
         raise MountError("nothing can be mounted on /")
     try:
@@ -105,7 +111,6 @@ def _mount(view: _View, mount: Mount, source: str) -> None:
 
 def _existing(path: str) -> str:
     """The deepest directory on the way to the path that exists; the path itself if it does."""
-    path = os.path.normpath(path)
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
