@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from acjobs import chips_annotation
 from evertrain.acjob.conditions import is_finished
-from evertrain.kube.port import ASCEND_JOB, POD, Kind, Object
+from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, EVENT, POD, Kind, Object
 from evertrain.operator.carry import Again
 from operator_bench import Bench
 
@@ -181,5 +184,119 @@ def test_any_history_ends_well(history: list[Step], begun: bool, single: bool, l
             await world.step(step)
         await world.converge()
         assert len(world.bench.kube.items(ASCEND_JOB)) == 1
+
+    asyncio.run(test())
+
+
+class Mortal:
+    """One life of a job, in which the operator dies once: before its n-th request, and so after the one before it."""
+
+    def __init__(self, at: int | None) -> None:
+        self.bench = Bench()
+        self.requests = 0
+        self.created: Counter[tuple[str, str]] = Counter()
+        self._at = at
+        self._dead = False
+        self.bench.kube.before = self._before
+        self.bench.kube.after = self._after
+
+    def _before(self, verb: str, kind: Kind, name: str) -> None:
+        if self._dead:
+            raise Killed
+        if verb == "list" or kind == EVENT:
+            return
+        self.requests += 1
+        if self.requests == self._at:
+            self._dead = True
+            raise Killed
+
+    def _after(self, verb: str, kind: Kind, name: str) -> None:
+        if verb == "create" and kind == POD:
+            pod = self.bench.kube.find(POD, name)
+            self.created[name, pod["metadata"]["labels"]["version"]] += 1
+
+    async def _others(self, request: Awaitable[Object]) -> None:
+        """What the operator doesn't do."""
+        self.bench.kube.before = self.bench.kube.after = lambda verb, kind, name: None
+        await request
+        self.bench.kube.before, self.bench.kube.after = self._before, self._after
+
+    async def settle(self) -> Object:
+        """What there is when nothing is left to do."""
+        bench = self.bench
+        for _ in range(30):
+            before = len(bench.kube.calls)
+            try:
+                await bench.look()
+                if len(bench.kube.calls) == before:
+                    break
+            except Again:
+                pass
+            except Killed:
+                self._dead = False
+                bench.start_operator()
+        else:
+            raise AssertionError("still busy")
+        assert not [pod for pod, times in self.created.items() if times > 1], "a pod was made twice in one round"
+        objects: Object = {}
+        for (kind, _, name), item in sorted(bench.kube.objects.items(), key=str):
+            if kind.kind in ("Pod", "PodGroup", "Service", "ConfigMap"):
+                labels = item["metadata"].get("labels") or {}
+                objects[f"{kind.kind} {name}"] = (labels.get("version"), item.get("data"))
+        jobs = [item["status"] for item in bench.kube.items(ASCEND_JOB)]
+        return {"status": jobs, "objects": objects}
+
+    async def live(self) -> list[Object]:
+        """Created, Running, a failed pod, a lost pod, fewer pods, Succeeded, cleaned up, deleted."""
+        bench, seen = self.bench, []
+        policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 60}
+        config = {"metadata": {"name": "rings-config-test-job", "namespace": "default"}, "data": {}}
+        fewer = {"spec": {"replicaSpecs": {"Worker": {"replicas": 1}}}}
+        await self._others(bench.kube.create(CONFIG_MAP, config))
+        await self._others(bench.submit(workers=2, labels={"fault-retry-times": "3"}, run_policy=policy))
+
+        async def all_run() -> None:
+            for number, name in enumerate(sorted(bench.pods())):
+                bench.phase(name, "Running")
+                bench.kube.set_status(POD, name, {"podIP": f"172.16.0.{number + 1}"})
+                bench.kube.annotate(POD, name, chips_annotation(name, f"10.0.0.{number}", 8))
+            seen.append(await self.settle())
+
+        seen.append(await self.settle())
+        bench.admit()
+        seen.append(await self.settle())
+        await all_run()
+        bench.phase("test-job-worker-1", "Failed")
+        seen.append(await self.settle())
+        await all_run()
+        bench.kube.remove(POD, "test-job-worker-0")
+        seen.append(await self.settle())
+        await all_run()
+        await self._others(bench.kube.patch(ASCEND_JOB, "test-job", "default", fewer))
+        seen.append(await self.settle())
+        bench.all_pods("Succeeded")
+        seen.append(await self.settle())
+        bench.later(60)
+        seen.append(await self.settle())
+        return seen
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_kill_at_any_request_changes_nothing_in_the_end(part: int) -> None:
+    """Each request of a whole life once."""
+
+    async def test() -> None:
+        undisturbed = Mortal(None)
+        wanted = await undisturbed.live()
+        assert [each["status"][0]["conditions"][-1]["type"] for each in wanted[:-1]] == [
+            *("Created", "Created", "Running", "Restarting", "Running", "Running", "Running", "Running", "Succeeded")
+        ]
+        assert (wanted[-2]["status"][0]["restarts"]["count"], wanted[-2]["status"][0]["restarts"]["retries"]) == (2, 1)
+        left = {"ConfigMap rings-config-test-job"}
+        assert set(wanted[-2]["objects"]) == set(wanted[-1]["objects"]) == left
+        assert wanted[-1]["status"] == []
+        assert undisturbed.requests > 40
+        for at in range(1 + part, undisturbed.requests + 1, 4):
+            assert await Mortal(at).live() == wanted, f"killed at request {at}"
 
     asyncio.run(test())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evertrain.acjob import conditions as c
 from evertrain.acjob.pods import is_going, is_owned, phase
-from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, SERVICE, Object
+from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, SERVICE, Kind, Object
 from evertrain.operator.actions import Action, Delete, Emit, Observed, Outcome, WriteStatus
 
 
@@ -16,9 +16,8 @@ def clean_up(seen: Observed, status: Object) -> Outcome:
         outcome.actions.append(WriteStatus(status))
     outcome.actions += _pods(seen, status, policy)
     if seen.gang and seen.pod_group is not None and not is_going(seen.pod_group):
-        group = seen.pod_group["metadata"]
         outcome.actions.append(Emit("Normal", "JobTerminated", "Job has been terminated. Deleting PodGroup"))
-        outcome.actions.append(Delete(POD_GROUP, group["name"], group["namespace"], group["uid"], "the job has ended"))
+        outcome.actions.append(_delete(POD_GROUP, seen.pod_group))
     seconds = policy.get("ttlSecondsAfterFinished")
     if seconds is not None:
         due = c.seconds_after(status["completionTime"], seconds)
@@ -38,18 +37,21 @@ def _pods(seen: Observed, status: Object, policy: Object) -> list[Action]:
     unwanted = phases.get(wanted, ("Pending",))
     if _was_overdue(status, policy):
         unwanted = (*unwanted, "Running")
-    actions: list[Action] = []
-    for pod in seen.pods:
-        metadata = pod["metadata"]
-        if not is_owned(pod, seen.job["metadata"]["uid"]) or phase(pod) not in unwanted or is_going(pod):
-            continue
-        actions.append(Delete(POD, metadata["name"], metadata["namespace"], metadata["uid"], "the job has ended"))
-        service = seen.service
-        if service is not None and service["metadata"]["name"] == metadata["name"] and not is_going(service):
-            found = service["metadata"]
-            if wanted in phases and is_owned(service, seen.job["metadata"]["uid"]):
-                actions.append(Delete(SERVICE, found["name"], found["namespace"], found["uid"], "the job has ended"))
+    uid = seen.job["metadata"]["uid"]
+    ours = [pod for pod in seen.pods if is_owned(pod, uid)]
+    actions: list[Action] = [_delete(POD, pod) for pod in ours if phase(pod) in unwanted and not is_going(pod)]
+    service = seen.service
+    if wanted in phases and service is not None and is_owned(service, uid) and not is_going(service):
+        # It goes with its pod, or after it: whoever deleted the pod may have been killed then.
+        staying = {pod["metadata"]["name"] for pod in ours if phase(pod) not in unwanted}
+        if service["metadata"]["name"] not in staying:
+            actions.append(_delete(SERVICE, service))
     return actions
+
+
+def _delete(kind: Kind, item: Object) -> Delete:
+    metadata = item["metadata"]
+    return Delete(kind, metadata["name"], metadata["namespace"], metadata["uid"], "the job has ended")
 
 
 def _was_overdue(status: Object, policy: Object) -> bool:
