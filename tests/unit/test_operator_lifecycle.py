@@ -298,6 +298,38 @@ def test_a_stranger_has_the_name(kind: Kind, reason: str) -> None:
     run(test())
 
 
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        (POD, "training.kubeflow.org/job-name"),
+        (POD, "training.kubeflow.org/replica-index"),
+        (SERVICE, "training.kubeflow.org/operator-name"),
+    ],
+)
+def test_what_lost_its_label_is_missed_aloud(kind: Kind, label: str) -> None:
+    """The operator doesn't find it any more, and it can't be made again."""
+
+    async def test() -> None:
+        bench = Bench()
+        await bench.submit()
+        await bench.settle()
+        bench.admit()
+        while not bench.kube.items(kind):
+            await bench.look()
+        await bench.kube.patch(kind, "test-job-master-0", "default", {"metadata": {"labels": {label: None}}})
+        with pytest.raises(Again):
+            for _ in range(3):
+                await bench.look()
+        assert bench.last["message"].endswith(
+            f'{kind.plural} "test-job-master-0" already exists, but its label {label} was changed'
+        )
+        await bench.kube.delete(kind, "test-job-master-0", "default")
+        await bench.settle()
+        assert len(bench.pods()) == 2
+
+    run(test())
+
+
 def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     async def test() -> None:
         bench = Bench()

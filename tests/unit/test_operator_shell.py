@@ -7,11 +7,13 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from acjobs import ascend_job
-from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, ApiError, Kind
+from evertrain.kube.lease import Leader, LostLeadership
+from evertrain.kube.port import ASCEND_JOB, LEASE, POD, POD_GROUP, ApiError, Kind, Kube
 from evertrain.operator import __main__ as command
 from evertrain.operator.shell import Operator
 from kube_fake import FakeKube
@@ -172,6 +174,66 @@ def test_one_job_that_breaks_the_operator_does_not_stop_the_others(caplog: pytes
     assert "job default/bad" in caplog.text
 
 
+class Line:
+    """One operator's way to the server. It can be cut."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        self._kube = kube
+        self.is_cut = False
+        self.asked: list[tuple[str, str]] = []
+        """What was asked for, leases apart."""
+
+    def __getattr__(self, verb: str) -> Any:
+        request = getattr(self._kube, verb)
+
+        def ask(kind: Kind, *arguments: Any, **options: Any) -> Any:
+            if self.is_cut:
+                raise ConnectionError("cut")
+            if kind != LEASE:
+                self.asked.append((verb, kind.kind))
+            return request(kind, *arguments, **options)
+
+        return ask
+
+
+def test_of_two_operators_one_acts_and_the_other_takes_over() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        lines = [Line(kube), Line(kube)]
+
+        def lead(number: int) -> asyncio.Task[None]:
+            operator = Operator(cast(Kube, lines[number]), rank_tables=NOWHERE)
+            kept = Leader(
+                cast(Kube, lines[number]), "op", "mindx-dl", str(number), duration=1.5, deadline=1.0, period=0.1
+            )
+            return asyncio.create_task(kept.lead(operator.run))
+
+        first = lead(0)
+        async with asyncio.timeout(20):
+            while not lines[0].asked:
+                await asyncio.sleep(0.005)
+        second = lead(1)
+        async with alongside(first, second):
+            await kube.create(ASCEND_JOB, ascend_job("early", workers=3))
+            async with alongside(asyncio.create_task(nodes(kube))):
+                await until(kube, "Succeeded")
+            assert lines[1].asked == [], "who doesn't lead doesn't even look"
+            await kube.create(ASCEND_JOB, ascend_job("late", workers=3))
+            async with asyncio.timeout(20):
+                while len(kube.items(POD_GROUP)) != 1:
+                    await asyncio.sleep(0.005)
+            lines[0].is_cut = True
+            with pytest.raises(LostLeadership):
+                await first
+            assert lines[1].asked == [], "the first has stopped before the second begins"
+            async with alongside(asyncio.create_task(nodes(kube))):
+                await until(kube, "Succeeded")
+        created = [name for verb, kind, name in kube.calls if (verb, kind) == ("create", "Pod")]
+        assert len(created) == len(set(created)) == 8
+
+    asyncio.run(test())
+
+
 def test_options_of_the_original_are_understood() -> None:
     options = command.parser().parse_args(
         ["-enableGangScheduling=false", "-logFile=/x", "-logLevel=2", "-kubeApiQps=800", "-kubeApiBurst=800"]
@@ -179,6 +241,18 @@ def test_options_of_the_original_are_understood() -> None:
     assert (options.enableGangScheduling, options.logLevel, options.kubeApiBurst) == (False, 2, 800)
     assert command.parser().parse_args([]).enableGangScheduling is True
     assert command.parser().parse_args(["--enable-healthz", "-healthz-address=11252"]).healthz_address == 11252
+
+
+def test_what_the_operator_cannot_use_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "kubeconfig"
+    assert command.main(["--kubeconfig", str(broken)]) == 2
+    assert f"{broken} is not a usable kubeconfig" in capsys.readouterr().err
+    broken.write_text("clusters: [")
+    assert command.main(["--kubeconfig", str(broken)]) == 2
+    assert f"{broken} is not a usable kubeconfig" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["-healthz-address=70000"])
+    assert "'70000' is not a port" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,8 @@ OPERATOR_NAME = "training.kubeflow.org/operator-name"
 JOB_NAME, OLD_JOB_NAME = "training.kubeflow.org/job-name", "job-name"
 REPLICA_TYPE, OLD_REPLICA_TYPE = "training.kubeflow.org/replica-type", "replica-type"
 REPLICA_INDEX, OLD_REPLICA_INDEX = "training.kubeflow.org/replica-index", "replica-index"
+SELECTED = (OPERATOR_NAME, JOB_NAME, REPLICA_TYPE, REPLICA_INDEX)
+"""By these the operator finds its pods and services again."""
 JOB_ROLE = "training.kubeflow.org/job-role"
 POD_VERSION = "version"
 RANK_INDEX = "hccl/rankIndex"

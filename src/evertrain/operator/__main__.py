@@ -35,6 +35,16 @@ def boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
 
 
+def port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+class CannotStart(Exception):
+    """The text is for the user."""
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m evertrain.operator", description="Runs AscendJobs.")
 
@@ -44,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     flag("enableGangScheduling", True, "start the pods of a job together, by a PodGroup")
     flag("leader-elect", False, "let only one of several operators act, by a Lease")
     flag("enable-healthz", False, "answer GET / on the health port")
-    found.add_argument("-healthz-address", "--healthz-address", type=int, default=11251, metavar="PORT")
+    found.add_argument("-healthz-address", "--healthz-address", type=port, default=11251, metavar="PORT")
     found.add_argument("-kubeconfig", "--kubeconfig", type=Path, help="default: the pod's service account, $KUBECONFIG")
     found.add_argument("-namespace", "--namespace", help="only jobs of this namespace; default: all")
     found.add_argument("-logLevel", "--logLevel", type=int, choices=LEVELS, default=0, help="-1 debug to 3 critical")
@@ -73,13 +83,24 @@ async def health(port: int | None, operator: Operator) -> AsyncIterator[None]:
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answer, "0.0.0.0", port)
+    try:
+        server = await asyncio.start_server(answer, "0.0.0.0", port)
+    except OSError as error:
+        raise CannotStart(f"port {port} can't be used: {error.strerror}") from None
     async with server:
         yield
 
 
+def connect(kubeconfig: Path | None) -> Client:
+    try:
+        return Client.from_kubeconfig(kubeconfig) if kubeconfig else Client.from_environment()
+    except Exception as error:  # lightkube lets through whatever it stumbles over in a file that is none
+        place = kubeconfig or "what the environment names"
+        raise CannotStart(f"{place} is not a usable kubeconfig: {error}") from None
+
+
 async def run(options: argparse.Namespace) -> None:
-    kube = Client.from_kubeconfig(options.kubeconfig) if options.kubeconfig else Client.from_environment()
+    kube = connect(options.kubeconfig)
     try:
         operator = Operator(
             kube,
@@ -119,6 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LostLeadership as error:
         print(f"ascend-operator: {error}", file=sys.stderr)
         return 1
+    except CannotStart as error:
+        print(f"ascend-operator: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

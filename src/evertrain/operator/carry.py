@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from evertrain.acjob import names
 from evertrain.acjob.pods import is_going, is_owned
 from evertrain.kube.port import ASCEND_JOB, POD, AlreadyExists, ApiError, Conflict, Kube, NotFound, Object
 from evertrain.operator.actions import (
@@ -124,14 +125,19 @@ class Carrier:
 
     async def _occupied(self, job: Object, action: Create, error: AlreadyExists) -> _Problem | None:
         """The name is taken. By the object that we just made, and the cache doesn't know it yet: fine. By one that is
-        on its way out: its end will be the next event. By a stranger: a problem."""
+        on its way out: its end will be the next event. By a stranger, or by one of ours that isn't to be found as such
+        any more: a problem."""
         metadata = action.item["metadata"]
         try:
             found = await self._kube.get(action.kind, metadata["name"], metadata.get("namespace"))
         except NotFound:
             raise Again(f"{action.kind.kind} {metadata['name']} has just gone") from error
         if is_owned(found, job["metadata"]["uid"]):
-            return None
+            wanted, labels = metadata.get("labels") or {}, found["metadata"].get("labels") or {}
+            changed = [name for name in names.SELECTED if labels.get(name) != wanted.get(name)]
+            if not changed or is_going(found):
+                return None
+            return _Problem(action, f"{error.message}, but its label {changed[0]} was changed")
         namesakes = found["metadata"].get("ownerReferences") or ()
         if is_going(found) or any(
             owner.get("kind") == ASCEND_JOB.kind and owner.get("name") == job["metadata"]["name"] for owner in namesakes
