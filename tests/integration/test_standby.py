@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -138,6 +139,68 @@ def test_a_standby_that_can_not_be_started_is_a_warning(monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
+ENDING = """
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0))
+print(f"127.0.0.1:{os.getpid()}", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_controller_that_crashes_is_replaced_and_one_that_ends_with_the_job_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ending_controller.py").write_text(ENDING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(controllers, "CONTROLLER_PROCESS", "ending_controller")
+
+    async def scenario() -> None:
+        said: list[str] = []
+        outputs: Any = SimpleNamespace(say=said.append)
+        pair = await controllers._Pair.start(args.parse(["--ft-standby=1", "-m", "json"], {}), "t" * 16, outputs)
+        try:
+            async with asyncio.timeout(30):
+                (address, crashing), (other, ending) = pair._processes.items()
+                crashing.send_signal(signal.SIGUSR1)
+                while pair.addresses[0] != other or len(pair.addresses) < 2:
+                    await asyncio.sleep(0.01)
+                assert said == [f"the controller at {address} ended with code 1; another one is started"]
+                ending.send_signal(signal.SIGUSR2)
+                while other in pair.addresses:
+                    await asyncio.sleep(0.01)
+            assert len(said) == 1
+        finally:
+            await pair.close()
+        assert len(said) == 1
+
+    asyncio.run(scenario())
+
+
+FAILED_JOB = """
+import asyncio, sys
+from evertrain.launch import controller_process
+
+async def over():
+    return 3, "the script failed"
+
+class Host:
+    address = "127.0.0.1:1"
+    def __init__(self, *_, **__): self.over = over()
+    async def start(self): pass
+    async def close(self): pass
+
+controller_process.ControllerHost = Host
+sys.exit(controller_process.main())
+"""
+
+
+def test_the_code_of_a_job_that_failed_is_not_that_of_a_controller_that_crashed() -> None:
+    options = {controllers.PAIR: '{"peer": ""}', "EVERTRAIN_TOKEN": "t", "EVERTRAIN_AGENT_PID": str(os.getpid())}
+    assert subprocess.run([sys.executable, "-c", FAILED_JOB], env=environment(**options), timeout=30).returncode == 0
+
+
 @pytest.mark.matrix
 def test_a_rank_hangs_while_the_controller_is_lost(trainer: Path, tmp_path: Path) -> None:
     """It lives and does not come to the new controller; the others do not wait for it for ever."""
@@ -252,3 +315,66 @@ def test_an_order_to_the_standby_reaches_the_controller_in_charge() -> None:
 
     answer = asyncio.run(scenario())
     assert answer.ok and answer.text == "idle"
+
+
+AGREE = '''
+import os, sys, time
+import torch, torch.distributed as dist
+from evertrain.torch import Training
+
+rank, folder = int(os.environ["RANK"]), sys.argv[1]
+late = "group" if rank == 1 else "collective" if rank == 2 else ""
+
+
+def come_late(where):
+    """The others wait for this one: in the store if it is late for the group, in gloo otherwise."""
+    while late == where and not os.path.exists(os.path.join(folder, where)):
+        time.sleep(0.01)
+
+
+come_late("group")
+open(os.path.join(folder, f"there-{rank}"), "w").close()
+dist.init_process_group("gloo")
+for number in range(3):
+    if number == 1:
+        come_late("collective")
+    dist.all_reduce(total := torch.tensor([1.0 + number]))
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training = Training(model=model, optimizer=optimizer, seed=1)
+
+
+@training.resilient
+def train():
+    for step, batch in training.steps([torch.ones(4, 2)] * 4, until=4):
+        training.model(batch).sum().backward()
+        optimizer.step()
+
+
+train()
+print(f"done {rank} {training.step} {total.item():g}", flush=True)
+'''
+
+
+@pytest.mark.parametrize("late", ["group", "collective"])
+def test_the_controller_is_lost_before_training(late: str, tmp_path: Path) -> None:
+    """While ranks look for each other, or after that: nobody but them notices, and nothing that was said is lost."""
+    script, events, began = tmp_path / "agree.py", tmp_path / "events.jsonl", time.monotonic()
+    script.write_text(AGREE)
+    launcher = launching(
+        "--nproc-per-node=3", "--ft-standby=1", "--ft-bound=0.5", "--ft-warm=0", "--ft-events", events, script, tmp_path
+    )  # fmt: skip
+    if late == "collective":
+        (tmp_path / "group").touch()
+    waiting = (0, 2) if late == "group" else (0, 1)
+    wait_for(lambda: all((tmp_path / f"there-{rank}").exists() for rank in waiting), "the script", 60)
+    victim = in_charge(launcher.pid, events)
+    (door,) = {link.laddr for link in victim.net_connections() if link.status == "LISTEN"}
+    wait_for(lambda: len([x for x in victim.net_connections() if x.laddr == door]) >= 3 + len(waiting), "the links")
+    victim.kill()
+    wait_for(lambda: count(events, "takeover"), "the take-over")
+    (tmp_path / "group").touch()
+    (tmp_path / "collective").touch()
+    result = finish(launcher, began, events)
+    assert result.code == 0 and not result.incidents, result
+    assert all(f"done {rank} 4 9" in result.out for rank in range(3)), result

@@ -1,7 +1,8 @@
 """A controller in a process of its own, one of a pair: `python -m evertrain.launch.controller_process`.
 
 What it needs comes as JSON in EVERTRAIN_PAIR, the token in EVERTRAIN_TOKEN. It prints its address as soon as it
-listens, ends with the job, and the kernel ends it with the launcher.
+listens, ends with the job, and the kernel ends it with the launcher. Its exit code is 0 when the job is over, however
+that ended: any other means that the job has lost it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PAIR = "EVERTRAIN_PAIR"
 _PR_SET_PDEATHSIG = 1
 
 
-async def serve(options: dict[str, Any]) -> int:
+async def serve(options: dict[str, Any]) -> None:
     def machine() -> Machine:
         return Machine(
             options["world_size"],
@@ -50,10 +51,9 @@ async def serve(options: dict[str, Any]) -> int:
     await host.start()
     print(host.address, flush=True)
     try:
-        code, _ = await host.over
+        await host.over
     finally:
         await host.close()
-    return code
 
 
 def main() -> int:
@@ -61,7 +61,8 @@ def main() -> int:
     if os.getppid() != int(os.environ["EVERTRAIN_AGENT_PID"]):
         return 1  # the signal is only sent for a death that is still to come
     logging.basicConfig(level=logging.ERROR, format="evertrain: %(message)s")
-    return asyncio.run(serve(json.loads(os.environ[PAIR])))
+    asyncio.run(serve(json.loads(os.environ[PAIR])))
+    return 0
 
 
 if __name__ == "__main__":

@@ -164,10 +164,11 @@ class _Pair:
     async def _replace(self, address: str, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
         del self._processes[address]
-        if self._closing or code >= 0 or not self._processes:
+        if self._closing or code == 0 or not self._processes:
             return  # it ended with the job
         (other,) = self._processes
-        self._outputs.say(f"the controller at {address} was killed; another one is started")
+        how = "was killed" if code < 0 else f"ended with code {code}"
+        self._outputs.say(f"the controller at {address} {how}; another one is started")
         try:
             await self._add(other)
         except (LinkError, OSError) as error:

@@ -7,7 +7,8 @@ with the process.
 
 A job with a standby has several controllers. When the link breaks, the reader thread looks for another one and says
 there where this rank is; the training thread does not notice unless it waits for an instruction, and then it goes on
-waiting. Only when nobody is found within `patience` the link is lost.
+waiting. Only when nobody is found within `patience` the link is lost. What was said in the store before training is
+said again to the new one, for the old one may have been the only one to know it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _RETRY = 0.1
 """Seconds between two rounds over all of them: nothing announces that somebody begins to listen elsewhere."""
 _LOOK = 0.5
 """Seconds between two looks at what the agent says about the controller; a frozen one keeps its links."""
+_GONE = "the link to the controller is gone"
 
 
 class LinkLost(Exception):
@@ -49,6 +51,13 @@ class Refused(Exception):
 
 class StoreCancelled(Exception):
     """A wait on the store was given up: its generation is over."""
+
+
+class _StoreGone(StoreCancelled):
+    """The controller that kept the store is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(_GONE)
 
 
 _Opened = tuple[protocol.Welcome, list[protocol.Message], socket.socket | TlsSocket, protocol.FrameReader]
@@ -84,7 +93,9 @@ class Processor:
         self._requests = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[protocol.StoreReply]] = {}
         self._waiting_lock = threading.Lock()
-        self._closed = False
+        self._said: dict[str, bytes] = {}
+        """What this rank has set in the store before training."""
+        self._closed = self._ended = False
         self._socket: socket.socket | TlsSocket | None = None
         self._place, self._generation, self._step = "starting", 0, -1
         self._out: protocol.Out | None = None
@@ -118,6 +129,7 @@ class Processor:
         """The training thread goes on training; a new controller has to be told so."""
         with self._write_lock:
             self._place, self._generation, self._step, self._out = "inside", generation, step, None
+            self._said.clear()
 
     def _greet(self, address: tuple[str, int], timeout: float, hello: protocol.Hello) -> _Opened:
         """One attempt at one controller."""
@@ -232,7 +244,7 @@ class Processor:
         message = self._inbox.get(timeout=timeout)
         if message is None:
             self._inbox.put(None)
-            raise LinkLost("the link to the controller is gone")
+            raise LinkLost(_GONE)
         if isinstance(message, protocol.Release):
             with self._write_lock:
                 self._place = "leaving"
@@ -251,10 +263,27 @@ class Processor:
     # The store: what torch's process groups use to find each other.
 
     def store_set(self, key: str, value: bytes) -> None:
+        if self._outlives_controllers(key):
+            self._said[key] = value
         self.send(protocol.StoreSet(key=key, value=value))
 
     def store_get(self, keys: list[str], timeout: float | None = None) -> list[bytes]:
-        return self._ask(lambda number: protocol.StoreGet(request=number, keys=keys), timeout).values
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if end is None else max(end - time.monotonic(), 0.0)
+            try:
+                return self._ask(lambda number: protocol.StoreGet(request=number, keys=keys), left).values
+            except _StoreGone:
+                if self._ended or not all(map(self._outlives_controllers, keys)):
+                    raise
+                time.sleep(_RETRY)
+
+    def _outlives_controllers(self, key: str) -> bool:
+        """Is this a key of what ranks say to each other before training, and may there be another controller?
+
+        Nobody calls them out of that, unlike out of a generation.
+        """
+        return self._patience > 0 and self.starting and key.startswith(protocol.PRELUDE)
 
     def store_add(self, key: str, amount: int) -> int:
         reply = self._ask(lambda number: protocol.StoreAdd(request=number, key=key, amount=amount), None)
@@ -267,7 +296,7 @@ class Processor:
             self._waiting[number] = answer
         try:
             if self.lost or self._socket is None:
-                raise StoreCancelled("the link to the controller is gone")
+                raise _StoreGone
             self.send(request(number))
             reply = answer.get(timeout=timeout)
         except queue.Empty:
@@ -276,7 +305,7 @@ class Processor:
             with self._waiting_lock:
                 self._waiting.pop(number, None)
         if reply.error:
-            raise StoreCancelled(reply.error)
+            raise _StoreGone if reply.error == _GONE else StoreCancelled(reply.error)
         return reply
 
     # The reader thread.
@@ -294,12 +323,14 @@ class Processor:
                 # The one that was lost comes last.
                 self._addresses = [*self._addresses[1:], self._addresses[0]]
                 _, rest, link, reader = self._find(self._patience)
+                for key, value in list(self._said.items()):
+                    self.send(protocol.StoreSet(key=key, value=value))
                 for message in rest:
                     self._dispatch(message)
         except (OSError, Refused):
             pass
         finally:
-            self.lost = True
+            self.lost = self._ended = True
             self._cancel_requests()
             self._inbox.put(None)
             link.close()
@@ -328,7 +359,7 @@ class Processor:
     def _cancel_requests(self) -> None:
         with self._waiting_lock:
             for number, answer in self._waiting.items():
-                answer.put(protocol.StoreReply(request=number, error="the link to the controller is gone"))
+                answer.put(protocol.StoreReply(request=number, error=_GONE))
 
     def _dispatch(self, message: protocol.Message) -> None:
         if isinstance(message, protocol.Ping):
