@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import queue
+import signal
 import socket
 import sys
 import time
@@ -79,6 +80,9 @@ def _run_rank(arguments: list[str], environment: dict[str, str], output: str, ga
     if environment["RANK"] == "0" and (moment := environment.get("TEST_LOSE_CONTROLLER_IN")):
         owner = example.Job if hasattr(example.Job, moment) else example.Collectives
         _lose_controller_in(owner, moment)
+    rank, _, moment = environment.get("TEST_DIES_IN", "").partition(":")
+    if environment["RANK"] == rank:
+        setattr(example.Job, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     sys.argv = [str(EXAMPLE), *arguments]
     example.main()
 

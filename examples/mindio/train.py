@@ -142,7 +142,7 @@ class Job:
         folder = self.directory / f"iter_{step:07d}"
         written = folder.with_name(folder.name + "_tmp")
         if folder.exists():  # a checkpoint of this very step; it has the same bits
-            shutil.rmtree(written)
+            shutil.rmtree(written, ignore_errors=True)
         else:
             written.rename(folder)
         (self.directory / "latest_checkpointed_iteration.txt").write_text(str(step))

@@ -101,6 +101,30 @@ def test_dump_when_nothing_else_is_possible(tmp_path: Path, undisturbed: Any) ->
         assert_undisturbed(job, undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("dies", "lost", "savers"),
+    [
+        ("1:save", 2, {0: 2, 3: 1}),
+        pytest.param("1:rename", 2, {0: 2, 1: 1, 3: 1}, marks=pytest.mark.matrix),
+        pytest.param("0:save", 3, {1: 2, 2: 1}, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_rank_is_lost_while_it_saves(
+    dies: str, lost: int, savers: dict[int, int], tmp_path: Path, undisturbed: Any
+) -> None:
+    """Another holder of its shard does it, together with the others; also if the controller was in that process."""
+    with mindio_jobs.job(tmp_path / "job", "--fault", f"10:{lost}:kill", steps=STEPS) as job:
+        job.start(TEST_DIES_IN=dies)
+        job.wait(codes=(2, -9))
+        assert {rank: n for rank in range(WORLD) if (n := job.callbacks_of(rank)["save"])} == savers
+        assert (tmp_path / "job" / "latest_checkpointed_iteration.txt").read_text() == "10"
+        assert not list((tmp_path / "job").glob("*_tmp"))
+        job.arguments = [argument for argument in job.arguments if argument not in ("--fault", f"10:{lost}:kill")]
+        job.start()
+        job.wait()
+        assert_undisturbed(job, undisturbed)
+
+
 @pytest.mark.matrix
 def test_requested_dump(tmp_path: Path) -> None:
     with mindio_jobs.led_job(tmp_path / "job", "--fault", "10:0:gate", steps=STEPS) as (job, platform):

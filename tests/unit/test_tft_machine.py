@@ -271,6 +271,51 @@ def test_a_checkpoint_asked_for_by_the_platform_is_reported_without_a_conversati
     assert job.calls == [("report_result", (0, "do dump success", {}, "dump"))]
 
 
+def saved_together(job: Job, rank: int) -> list[list[int]]:
+    """With whom this rank was told to save, one time after the other."""
+    orders = [order for to, order in job.sent if to == rank and isinstance(order, w.SaveCheckpoint)]
+    return [order.groups[0].ranks for order in orders]
+
+
+def test_a_rank_that_is_lost_while_it_saves_leaves_it_to_another_holder() -> None:
+    job = Job(world=6, copies=3)
+    job.processes[1].answers["SaveCheckpoint"] = None
+    job.kill(5)
+    job.kill(1)
+    assert [saved_together(job, rank) for rank in (0, 1, 3)] == [[[0, 1], [0, 3]], [[0, 1]], [[0, 3]]]
+    assert job.ranks(w.Rename) == [3]
+    assert job.machine.ended == "a checkpoint of step 5 is saved"
+
+
+def test_a_rank_fails_to_save_because_another_is_lost() -> None:
+    """Its failure is heard of first."""
+    job = Job(world=6, copies=3)
+    job.processes[1].answers["SaveCheckpoint"] = None
+    job.processes[0].answers["SaveCheckpoint"] = 1
+    job.kill(5)
+    del job.processes[0].answers["SaveCheckpoint"]
+    job.kill(1)
+    assert saved_together(job, 0) == [[0, 1], [0, 3]]
+    assert job.machine.ended == "a checkpoint of step 5 is saved"
+
+
+def test_the_last_holder_of_a_shard_is_lost_while_it_saves() -> None:
+    job = Job()
+    job.processes[1].answers["SaveCheckpoint"] = None
+    job.kill(3)
+    job.kill(1)
+    assert job.machine.ended == "no checkpoint could be saved: no whole copy of the state is left"
+
+
+def test_a_rank_that_can_t_save_ends_it() -> None:
+    job = Job(world=6, copies=3)
+    job.processes[0].answers["SaveCheckpoint"] = 1
+    job.kill(5)
+    job.wait(job.machine.settings.settle)
+    assert job.ranks(w.SaveCheckpoint) == [0, 1]
+    assert job.machine.ended == "no checkpoint could be saved: rank 0 answered 1"
+
+
 def test_the_variant_with_a_stride_saves_the_additional_copy() -> None:
     job = Job(world=6, copies=2, shift=2, x1=True)
     job.processes[3].change(run_status=TrainState.ABNORMAL)

@@ -570,6 +570,31 @@ def test_a_dump_is_written_once_and_renamed(leader: ScriptedController, member: 
         member.steps.start_updating()
 
 
+def test_a_dump_is_written_anew_with_another_rank(
+    leader: ScriptedController, member: Processor, callbacks: Recorder
+) -> None:
+    """The rank it was to save with is lost. What is being written is not disturbed; its end is of no interest."""
+    train_to(member, 3)
+    leader.ask(messages.Prelock, step=3, limit=5)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def save(step: int, info: list[dict[str, Any]], *_: Any) -> None:
+        callbacks.calls.append((info[0]["ranks"],))
+        begun.set()
+        go_on.wait(10)
+
+    member.callbacks.register("save_ckpt", save)
+    leader.order(messages.SaveCheckpoint, repair_id=1, step=3, groups=[SaveGroup(kind=0, ranks=[0, 1])])
+    assert begun.wait(10)
+    # In this state it is held for good; a standby that takes over now has to know that.
+    assert leader.ask(messages.Prelock, step=3, limit=5).result == 0
+    anew = leader.order(messages.SaveCheckpoint, repair_id=1, step=3, groups=[SaveGroup(kind=0, ranks=[1, 2])])
+    go_on.set()
+    reply = leader.next(messages.Reply)
+    assert (reply.sn, reply.result) == (anew, 0)
+    assert callbacks.calls == [([0, 1],), ([1, 2],)]
+
+
 def test_a_dump_is_refused_for_another_step_or_by_a_stranger(leader: ScriptedController, member: Processor) -> None:
     train_to(member, 3)
     save = messages.SaveCheckpoint

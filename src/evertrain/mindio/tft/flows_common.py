@@ -299,21 +299,45 @@ def _save(m: Machine) -> Flow:
         raise Failed(ReportCode.EXIT_ONLY, f"there is nothing to save at step {step}")
     if m.roster.untrusted():
         raise Failed(ReportCode.EXIT_ONLY, "the state is not trusted")
-    kinds, whole = m.roster.kinds(), usable(m)
+    gone: set[int] = set()
+    while True:
+        chosen = _savers(m, gone)
+        if chosen is None:
+            raise Failed(ReportCode.EXIT_ONLY, "no whole copy of the state is left")
+        groups = {rank: [SaveGroup(kind=kind, ranks=ranks) for kind, ranks in own] for rank, own in chosen.items()}
+
+        def order(sn: int, rank: int, groups: dict[int, list[SaveGroup]] = groups) -> AnyMessage:
+            return SaveCheckpoint(sn=sn, repair_id=repair_id, step=step, groups=groups[rank])
+
+        lost = yield from _together(m, list(chosen), order, m.settings.dump_limit)
+        if not lost:
+            writer = next((rank for rank in chosen if rank != 0), 0)
+            lost = yield from _together(m, [writer], lambda sn, _: Rename(sn=sn, step=step), m.settings.action_limit)
+        if not lost:
+            return
+        log.warning("ranks %s were lost while they saved: other holders of their shards do it", sorted(lost))
+        gone |= lost
+
+
+def _savers(m: Machine, gone: set[int]) -> replicas.Savers | None:
+    kinds, whole = m.roster.kinds(), usable(m) - gone
     chosen = replicas.dump_choice(kinds, whole, m.settings.x1)
     if chosen is None and m.settings.local_copy:
-        chosen = replicas.dump_choice(kinds, whole | m.roster.backed_up(step), m.settings.x1)
-    if chosen is None:
-        raise Failed(ReportCode.EXIT_ONLY, "no whole copy of the state is left")
+        chosen = replicas.dump_choice(kinds, whole | m.roster.backed_up(m.repair_step) - gone, m.settings.x1)
+    return chosen
 
-    def order(sn: int, rank: int) -> AnyMessage:
-        groups = [SaveGroup(kind=kind, ranks=ranks) for kind, ranks in chosen[rank]]
-        return SaveCheckpoint(sn=sn, repair_id=repair_id, step=step, groups=groups)
 
-    outcome: Outcome = yield Act(list(chosen), order, m.settings.dump_limit, same=False)
-    if not outcome.ok:
+def _together(m: Machine, ranks: list[int], make: Callable[[int, int], AnyMessage], limit: float) -> Flow:
+    """Part of saving. Returns the ranks that were lost in it; the others may have failed only for their sake."""
+    outcome: Outcome = yield Act(ranks, make, limit, same=False, together=True)
+    if outcome.ok:
+        return set()
+
+    def lost() -> set[int] | None:
+        found = m.roster.faulty.intersection(ranks)
+        return {rank for rank in found if m.roster.members[rank].fault() == FaultType.PROCESS} or None
+
+    found = yield Wait(lost, m.settings.settle)
+    if not found:
         raise Failed(ReportCode.EXIT_ONLY, outcome.why())
-    writer = next((rank for rank in chosen if rank != 0), 0)
-    outcome = yield Act([writer], lambda sn, _: Rename(sn=sn, step=step), m.settings.action_limit)
-    if not outcome.ok:
-        raise Failed(ReportCode.EXIT_ONLY, outcome.why())
+    return found

@@ -94,8 +94,10 @@ class Rank:
         return self.run_status != TrainState.NORMAL or self.npu_status != TrainState.NORMAL
 
     def pause(self) -> bool:
-        """Normal operation ends; False if there is none."""
+        """Normal operation ends; False if there is none. One that has begun to save has come to its end for good."""
         with self._lock:
+            if self.life == Life.DUMP:
+                return True
             if self.life not in (Life.NORMAL, Life.PAUSE):
                 return False
             self.life = Life.PAUSE
