@@ -103,6 +103,15 @@ def test_an_update_that_only_some_shards_made_is_made_up_for() -> None:
 
 
 @pytest.mark.matrix
+def test_a_rank_is_lost_while_the_result_is_gathered() -> None:
+    result = harness.run(str(EXAMPLE), *ARGS, script=harness.ROOT / "tests/e2e/scripts/fsdp_gathering.py")
+    assert result.code == 0, result.explain()
+    assert result.proof == undisturbed().proof, result.explain()
+    (incident,) = result.incidents
+    assert (incident["outcome"], incident["steps_lost"], incident["restarted"]) == ("recovered", 0, [2])
+
+
+@pytest.mark.matrix
 def test_the_last_checkpoint_is_continued_from(tmp_path: Path) -> None:
     args = (*ARGS, f"--checkpoint-every={harness.EVERY}", f"--checkpoint-dir={tmp_path / 'run'}")
     ended = harness.run(*args, script=EXAMPLE, faults=("term@step=7,rank=0,phase=forward",))

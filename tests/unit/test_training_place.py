@@ -95,3 +95,19 @@ def test_only_the_frames_of_the_script_are_shown(training: Training) -> None:
     shown = user_frames(raised.value)
     assert shown.count("File ") == 1
     assert __file__ in shown and "training.model(LOADER[0])" in shown
+
+
+def test_the_state_of_one_of_several_optimizers_is_asked_for_by_name() -> None:
+    model = nn.Linear(4, 1)
+    first, second = torch.optim.SGD([model.weight], lr=0.1), torch.optim.SGD([model.bias], lr=0.2)
+    training = Training(model=model, optimizer=[first, second], seed=1)
+    assert training.optimizer_state_dict(second) == second.state_dict() != first.state_dict()
+    with pytest.raises(UsageError, match="several optimizers"):
+        training.optimizer_state_dict()
+    with pytest.raises(UsageError, match="was not given"):
+        training.optimizer_state_dict(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_the_state_of_the_only_optimizer(training: Training) -> None:
+    (only,) = training._state.optimizers
+    assert training.optimizer_state_dict() == training.optimizer_state_dict(only) == only.state_dict()

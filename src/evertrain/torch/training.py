@@ -269,11 +269,17 @@ class Training:
                 yield batch
         yield batches[-1]
 
-    def optimizer_state_dict(self) -> dict[str, Any]:
-        """The state_dict() of the whole optimizer. If it is sharded, a collective: every rank calls it, in `train`."""
+    def optimizer_state_dict(self, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
+        """The state_dict() of the whole optimizer; of several, say which one. If it is sharded, a collective: every
+        rank calls it, in `train`."""
+        known = self._state.optimizers
+        if optimizer is None and len(known) > 1:
+            raise UsageError("there are several optimizers: training.optimizer_state_dict(optimizer) says which one")
+        if optimizer is not None and not any(optimizer is each for each in known):
+            raise UsageError("that optimizer was not given to Training")
         if isinstance(self._state.sharding, Sharding):
             return self._state.sharding.gather_state_dict()
-        return self._state.optimizers[0].state_dict()
+        return (optimizer or known[0]).state_dict()
 
     @contextlib.contextmanager
     def slow(self, what: str) -> Iterator[None]:
