@@ -125,3 +125,9 @@ def test_objects_may_come_as_yaml(client: Client, maps: str) -> None:
     text = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: yaml\ndata:\n  a: '1'\n"
     made = client.request("POST", maps, text, content_type="application/yaml").expect(201)
     assert made["data"] == {"a": "1"}
+
+
+def test_nothing_is_written_whose_answer_can_not_be_read(client: Client, maps: str) -> None:
+    headers = {"Accept": "text/html"}
+    client.request("POST", maps, {"metadata": {"name": "one"}}, headers=headers).expect(406, "NotAcceptable")
+    client.get(f"{maps}/one").expect(404, "NotFound")

@@ -164,3 +164,9 @@ def test_bad_options_delete_nothing(client: Client, maps: str, body: bytes) -> N
     make(client, maps, "a")
     client.delete(f"{maps}/a", body).expect(400, "BadRequest")
     client.get(f"{maps}/a").expect(200)
+
+
+def test_a_collection_is_deleted_in_one_namespace_only(client: Client, maps: str) -> None:
+    make(client, maps, "a", labels={"kill": "everywhere"})
+    client.delete("/api/v1/configmaps", labelSelector="kill=everywhere").expect(405, "MethodNotAllowed")
+    client.get(f"{maps}/a").expect(200)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import secrets
 
+import pytest
+
 from kube_http import Client
 
 
@@ -50,3 +52,9 @@ def test_objects_of_other_namespaces_stay(client: Client, maps: str) -> None:
     client.delete(f"/api/v1/namespaces/{name}").expect(200)
     client.until_gone(f"/api/v1/namespaces/{name}")
     client.get(f"{maps}/mine").expect(200)
+
+
+@pytest.mark.parametrize("name", ["default", "kube-system", "kube-public"])
+def test_namespaces_that_everybody_counts_on_stay(client: Client, name: str) -> None:
+    status = client.delete(f"/api/v1/namespaces/{name}").expect(403, "Forbidden")
+    assert status["message"] == f'namespaces "{name}" is forbidden: this namespace may not be deleted'

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
-from evertrain.embedded import cluster, instance
+from evertrain.embedded import certificates, cluster, instance
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
+from evertrain.embedded.certificates import credentials
 from evertrain.embedded.cluster import CannotStart, Cluster, Settings
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
@@ -107,3 +110,42 @@ def test_a_part_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture, monkey
 )
 def test_the_size_in_words(nodes: int, npus: int, text: str) -> None:
     assert Settings(Path(), nodes=nodes, npus=npus).text() == text
+
+
+def test_a_disk_without_room_is_no_reason_to_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(cluster, "Store", full)
+    assert refusal(Settings(tmp_path)) == f"{tmp_path / 'objects.db'} can't be used: database or disk is full"
+
+
+def test_an_empty_token_lets_nobody_in(tmp_path: Path) -> None:
+    first = credentials(tmp_path)
+    assert credentials(tmp_path) == first
+    (tmp_path / "token").write_text("\n")
+    again = credentials(tmp_path)
+    assert len(again.token) > 30 and again.token != first.token
+    assert (tmp_path / "token").read_text() == again.token
+    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
+
+
+def test_no_certificate_outlives_its_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the new authority and the certificate that it signs."""
+    credentials(tmp_path)
+    (tmp_path / "ca.key").unlink()
+    make = certificates._make_authority
+
+    def killed(*where: Path) -> None:
+        make(*where)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(certificates, "_make_authority", killed)
+    with pytest.raises(KeyboardInterrupt):
+        credentials(tmp_path)
+    monkeypatch.undo()
+    keys = credentials(tmp_path)
+    authority, server = (
+        x509.load_pem_x509_certificate(path.read_bytes()) for path in (keys.authority, keys.certificate)
+    )
+    server.verify_directly_issued_by(authority)

@@ -143,6 +143,57 @@ def test_a_slow_watcher_is_ended_and_not_waited_for(monkeypatch: pytest.MonkeyPa
     assert asyncio.run(scenario()) == []
 
 
+def test_what_waits_for_a_slow_watcher_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_PENDING_BYTES", 100_000)
+
+    async def scenario() -> tuple[int, list[Any]]:
+        api = make_api()
+        maps = resource(api, "configmaps")
+        api.create(maps, "default", config_map("m", text="x" * 200_000))
+        watch = api.watch(maps, None)  # what is there at the beginning may be any size
+        for number in range(9):
+            api.patch(maps, "default", "m", {"data": {"text": str(number) * 10_000}}, "application/merge-patch+json")
+        fitting = len(await anext(watch.batches()))
+        slow = api.watch(maps, None, version=str(api.store.version))
+        for number in range(11):
+            api.patch(maps, "default", "m", {"data": {"text": str(number) * 10_000}}, "application/merge-patch+json")
+        return fitting, [batch async for batch in slow.batches()]
+
+    assert asyncio.run(scenario()) == (10, [])
+
+
+def test_a_long_list_of_changes_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "PIECE_BYTES", 25_000)
+
+    async def scenario() -> list[int]:
+        api = make_api()
+        maps = resource(api, "configmaps")
+        watch = api.watch(maps, None, version=str(api.store.version), bookmarks=True)
+        versions: list[int] = []
+        for number in range(7):
+            api.create(maps, "default", config_map(f"m{number}", text="x" * 10_000))
+            versions.append(api.store.version)
+        batches = [[event.record.version for event in batch] async for batch in watch.batches(0)]
+        assert [version for batch in batches for version in batch] == [*versions, versions[-1]]  # and a bookmark
+        return [len(batch) for batch in batches]
+
+    assert asyncio.run(scenario()) == [3, 3, 2]
+
+
+def test_a_watch_that_fails_takes_nobody_with_it() -> None:
+    async def scenario() -> None:
+        api = make_api()
+        maps = resource(api, "configmaps")
+        version = str(api.store.version)
+        broken, sound = (api.watch(maps, None, labels="a", version=version) for _ in range(2))
+        broken._matches = lambda item: bool(1 / 0)
+        api.create(maps, "default", {"metadata": {"name": "m", "namespace": "default", "labels": {"a": "b"}}})
+        assert [batch async for batch in broken.batches()] == []
+        assert len(await anext(sound.batches())) == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_watcher_whom_nothing_concerns_gets_bookmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BOOKMARK_CHANGES", 10)
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import resource
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evertrain.embedded.store import ADDED, DELETED, MODIFIED, Changed, Exists, Store, StoredChange, TooOld
+from evertrain.embedded.store import ADDED, DELETED, MODIFIED, Changed, Exists, NotStored, Store, StoredChange, TooOld
 
 
 def item(value: int = 0, **metadata: Any) -> dict[str, Any]:
@@ -79,6 +80,33 @@ def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
         finally:
             other.close()
     store.close()
+
+
+def test_what_the_disk_does_not_take_has_not_happened(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    store.create("/things", "ns", "a", item(1))
+    heard: list[StoredChange] = []
+    store.listen("/things", "me", heard.append)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "db-wal").stat().st_size, hard))
+    try:
+        for write in (
+            lambda: store.create("/things", "ns", "b", item()),
+            lambda: store.update("/things", "ns", "a", item(2)),
+            lambda: store.delete("/things", "ns", "a"),
+        ):
+            with pytest.raises(NotStored, match="the change can't be stored: (disk I/O|database or disk is full)"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert heard == []
+    assert [(record.name, record.object["value"]) for record in store.records("/things")] == [("a", 1)]
+    version = store.version
+    assert store.create("/things", "ns", "c", item()).version == version + 1
+    store.close()
+    again = Store(tmp_path / "db")
+    assert [record.name for record in again.records("/things")] == ["a", "c"] and again.version == version + 1
+    again.close()
 
 
 def test_lists_are_in_order_and_of_one_namespace_or_all(store: Store) -> None:

@@ -36,14 +36,16 @@ def credentials(folder: Path, host: str = "127.0.0.1") -> Credentials:
     """Those in the folder, made where they are missing or about to expire. Clients of an earlier start keep working."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = folder / "token"
-    if not token_file.exists():
-        write_private(token_file, secrets.token_urlsafe(32).encode())
-    token = token_file.read_text().strip()
+    token = token_file.read_text().strip() if token_file.exists() else ""
+    if not token:  # an empty one would let everybody in
+        token = secrets.token_urlsafe(32)
+        write_private(token_file, token.encode())
     authority, authority_key = folder / "ca.crt", folder / "ca.key"
     certificate, key = folder / "server.crt", folder / "server.key"
     if not (_usable(authority) and authority_key.exists()):
-        _make_authority(authority, authority_key)
+        # In this order: whoever is killed in between must not leave a certificate of another authority.
         certificate.unlink(missing_ok=True)
+        _make_authority(authority, authority_key)
     if not (_usable(certificate, host) and key.exists()):
         _make_certificate(certificate, key, authority, authority_key, host)
     return Credentials(authority, certificate, key, token)
@@ -78,6 +80,8 @@ def write_private(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -46,6 +46,10 @@ class TooOld(Exception):
     """History does not reach back to that version."""
 
 
+class NotStored(Exception):
+    """The disk is full, broken or gone. Nothing has changed."""
+
+
 class Record:
     """One version of an object."""
 
@@ -227,13 +231,17 @@ class Store:
         return record
 
     def _write(self, version: int, statement: str, values: tuple[Any, ...]) -> None:
-        self._db.execute("BEGIN")
         try:
+            self._db.execute("BEGIN")
             self._db.execute(statement, values)
             self._db.execute("UPDATE counter SET version = ?", (version,))
             self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
+        except BaseException as error:
+            # Of a disk that is full SQLite has drawn the consequence itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise NotStored(f"the change can't be stored: {error}") from error
             raise
         self.version = version
 

@@ -43,6 +43,7 @@ from evertrain.embedded.api.status import (
 )
 from evertrain.embedded.api.watching import BOOKMARK, Watch
 from evertrain.embedded.schema import Decoded, FieldError, Refused, Resource, bad_request, invalid_object, table
+from evertrain.embedded.store import NotStored
 from evertrain.kube.port import Object
 
 PATCHES = (
@@ -51,7 +52,7 @@ PATCHES = (
     "application/strategic-merge-patch+json",
     APPLY,
 )
-_HEALTH = ("/healthz", "/livez", "/readyz")
+_HEALTH = (["healthz"], ["livez"], ["readyz"])
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _FIRST_PIECE_SECONDS = 1.0
 _TABLES = ("Table", "PartialObjectMetadata", "PartialObjectMetadataList")
@@ -75,19 +76,23 @@ class App:
             return refusal(refused)
         except ClientDisconnect:
             return Response(status_code=499)
+        except NotStored as error:
+            log.error("%s %s: %s", request.method, request.scope["path"], error)
+            return refusal(internal(str(error)))
         except RecursionError:
             return refusal(bad_request("the object is nested too deeply"))
         except Exception as error:
-            log.exception("%s %s failed", request.method, request.url.path)
-            return refusal(internal(f"{type(error).__name__} while serving {request.method} {request.url.path}"))
+            log.exception("%s %s failed", request.method, request.scope["path"])
+            return refusal(internal(f"{type(error).__name__} while serving {request.method} {request.scope['path']}"))
 
     def _allowed(self, request: Request) -> bool:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token)
 
     async def _route(self, request: Request) -> Response:
-        path = request.url.path
-        if path.startswith(_HEALTH) and path.partition("?")[0].split("/")[1] in ("healthz", "livez", "readyz"):
+        # Not that of `request.url`, to which the Host header belongs.
+        path: str = request.scope["path"]
+        if path.split("/")[1:2] in _HEALTH:
             return PlainTextResponse("ok")
         if not self._allowed(request):
             raise unauthorized()
@@ -108,7 +113,8 @@ class App:
         resource = self.api.registry.find(parsed.group, parsed.version, parsed.plural)
         if resource is None:
             raise path_not_found()
-        if resource.namespaced and parsed.namespace is None and (parsed.name or request.method == "POST"):
+        one_namespace = parsed.name or request.method in ("POST", "DELETE")
+        if resource.namespaced and parsed.namespace is None and one_namespace:
             raise path_not_found() if parsed.name else method_not_allowed()
         if not resource.namespaced and parsed.namespace is not None:
             raise path_not_found()
@@ -206,8 +212,8 @@ class App:
             bookmarks=is_true(query.get("allowWatchBookmarks", "")),
             send_initial=None if initial is None else is_true(initial),
         )
-        lines = self._lines(watch, resource, form, query, float(seconds or random.randint(1800, 3600)))
-        return Stream(lines, JSON)
+        last = float(seconds or random.randint(1800, 3600))
+        return Stream(self._lines(watch, resource, form, query, last), JSON, seconds=last, on_end=watch.close)
 
     async def _lines(
         self, watch: Watch, resource: Resource, form: Accepted, query: Mapping[str, str], seconds: float
@@ -353,6 +359,7 @@ class App:
         media = _media(request) or JSON
         if media not in media_types:
             raise unsupported_media_type(*media_types)
+        accepted(request.headers.get("accept", ""), forms=_TABLES)  # nothing is written whose answer can't be read
         body = await read_body(request)
         if not body.strip():
             raise bad_request("the body of the request is empty")

@@ -68,6 +68,8 @@ class WriteOptions:
 
 DEFAULTS = WriteOptions()
 PLAIN_DELETE = DeleteOptions()
+_IMMORTAL = ("default", "kube-system", "kube-public", "kube-node-lease")
+"""The last one can be deleted on Kubernetes, where somebody makes it again. Nodes without it are taken for lost."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +349,8 @@ class Api:
 
     def _delete_namespace(self, resource: Resource, record: Record, options: DeleteOptions) -> Written:
         """The first request marks it; it goes by a later one, when nothing is left in it."""
+        if record.name in _IMMORTAL:
+            raise forbidden(resource, record.name, "this namespace may not be deleted")
         item = record.copy()
         if options.dry_run:
             return Written(item)

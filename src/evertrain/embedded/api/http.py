@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ MAX_BODY = 3 << 20
 _MAX_DRAINED = 64 << 20
 """Of a body that is too large so much is read on, so that the client, still writing, gets to see the answer."""
 _BODY_SECONDS = 60.0
+_LATE_SECONDS = 30.0
 _YAML_IN_THREAD = 16 << 10
 JSON = "application/json"
 YAML = "application/yaml"
@@ -143,31 +144,47 @@ def refusal(refused: Refused) -> Response:
     return Response(encoded(refused.status()), refused.code, headers=dict(headers))
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Stream(Response):
     """An answer that goes on until its source ends or the client is gone."""
 
-    def __init__(self, source: AsyncIterator[bytes], content_type: str) -> None:
+    def __init__(
+        self,
+        source: AsyncIterator[bytes],
+        content_type: str,
+        *,
+        seconds: float | None = None,
+        on_end: Callable[[], None] = _nothing,
+    ) -> None:
+        """A source that should end after `seconds` may be held up by a client that doesn't read; it is not waited for
+        much longer. `on_end` is called in any case, also if the source was never begun."""
         self.source = source
+        self._limit = None if seconds is None else seconds + _LATE_SECONDS
+        self._on_end = on_end
         self.status_code = 200
         self.background = None
         self.body = b""
         self.raw_headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-cache, private")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_gone(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, leaving}, timeout=self._limit, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (sending, leaving):
                 task.cancel()
             done = await asyncio.gather(sending, leaving, return_exceptions=True)
+            self._on_end()
         for result in done:
             if isinstance(result, Exception) and not isinstance(result, OSError | ClientDisconnect):
                 log.error("a stream ended with an error", exc_info=result)
 
     async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # An empty piece makes some servers send the headers, for which the client may be waiting.
         await send({"type": "http.response.body", "body": b"", "more_body": True})
         async with aclosing(self.source) as source:  # type: ignore[type-var]

@@ -17,6 +17,7 @@ from evertrain.embedded.api.listing import ListOptions
 from evertrain.embedded.api.logs import LogSource, LogsUnavailable, log_request, no_logs
 from evertrain.embedded.api.status import path_not_found
 from evertrain.embedded.schema import Refused, Resource
+from evertrain.embedded.store import NotStored
 from evertrain.kube.port import (
     POD,
     AlreadyExists,
@@ -158,6 +159,8 @@ class LocalKube:
             self._api.bind(self._resource(POD), metadata.get("namespace") or "", metadata["name"], binding)
         except Refused as refused:
             raise _error(refused) from None
+        except NotStored as error:
+            raise ApiError(500, "InternalError", str(error)) from None
 
     async def log(self, name: str, namespace: str, *, tail: int | None = None) -> str:
         query = {} if tail is None else {"tailLines": str(tail)}
@@ -179,3 +182,5 @@ class LocalKube:
             return request().object
         except Refused as refused:
             raise _error(refused) from None
+        except NotStored as error:
+            raise ApiError(500, "InternalError", str(error)) from None

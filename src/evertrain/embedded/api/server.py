@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evertrain.embedded.api.app import App
 from evertrain.embedded.api.core import Api
@@ -14,6 +16,34 @@ from evertrain.embedded.certificates import Credentials
 
 _END_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
+_HEAD_SECONDS = 30.0
+
+
+class _Connection(H11Protocol):
+    """A client may take its time between requests, but not in the head of one, before it has said who it is."""
+
+    _head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head is not None:
+            self._head.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        waiting = self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None
+        if waiting and self._head is None:
+            self._head = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+        elif not waiting and self._head is not None:
+            self._head.cancel()
+            self._head = None
 
 
 class ApiServer:
@@ -36,10 +66,11 @@ class ApiServer:
         app = App(api, token=credentials.token, logs=logs)
         config = uvicorn.Config(
             app.asgi,
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # that somebody sent nonsense, or asked for a WebSocket, is told to them and not to us
             access_log=False,
             proxy_headers=False,
             server_header=False,

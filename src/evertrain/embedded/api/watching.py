@@ -7,6 +7,7 @@ watcher that doesn't keep up is ended, not waited for; it lists again.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ BOOKMARK_SECONDS = 60.0
 BOOKMARK_CHANGES = 1000
 """So many changes that didn't concern the watcher make a bookmark, lest its version grows too old."""
 MAX_PENDING = 20_000
+MAX_PENDING_BYTES = 64 << 20
+PIECE_BYTES = 1 << 20
+"""So much is handed over at a time; what a slow watcher has not asked for yet can still be dropped."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class Watch:
         self._quick = quick
         self._bookmarks = bookmarks
         self._pending: deque[WatchEvent] = deque()
+        self._pending_bytes = 0
+        """Of changes. What was there at the beginning is kept by the store anyway."""
         self._wake = asyncio.Event()
         self._passed = 0
         self._closed = False
@@ -81,7 +89,8 @@ class Watch:
                 raise Expired(f"too old resource version: {version} ({store.version})") from None
         if self._pending:
             self._wake.set()
-        store.listen(self._storage, self, self._consider)
+        if not self._closed:
+            store.listen(self._storage, self, self._consider)
 
     def on_close(self, callback: Callable[[Watch], None]) -> None:
         self._on_close = callback
@@ -96,17 +105,37 @@ class Watch:
     def _consider(self, change: StoredChange) -> None:
         if self._namespace is not None and change.record.namespace != self._namespace:
             return
-        event = self._event(change)
+        try:
+            event = self._event(change)
+        except Exception:
+            # The change is made, and others must hear of it. This watcher lists again.
+            log.exception("a watch of %s can't tell a change of %s", self._storage, change.record.name)
+            self._drop()
+            return
         if event is None:
             self._passed += 1
             if self._passed < BOOKMARK_CHANGES or not self._bookmarks:
                 return
         else:
             self._pending.append(event)
-            if len(self._pending) > MAX_PENDING:
-                self._pending.clear()
-                self.close()
+            self._pending_bytes += len(event.record.data)
+            if len(self._pending) > MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES:
+                self._drop()
         self._wake.set()
+
+    def _drop(self) -> None:
+        self._pending.clear()
+        self.close()
+
+    def _take(self) -> list[WatchEvent]:
+        """The next piece of what is pending."""
+        events: list[WatchEvent] = []
+        size = 0
+        while self._pending and size < PIECE_BYTES:
+            events.append(self._pending.popleft())
+            size += len(events[-1].record.data)
+        self._pending_bytes = max(0, self._pending_bytes - size) if self._pending else 0
+        return events
 
     def _event(self, change: StoredChange) -> WatchEvent | None:
         if self._matches is None:
@@ -154,8 +183,10 @@ class Watch:
                     except TimeoutError:
                         pass
                 self._wake.clear()
-                events = list(self._pending)
-                self._pending.clear()
+                events = self._take()
+                if self._pending:
+                    yield events
+                    continue
                 now = loop.time()
                 ending = self._closed or (end is not None and now >= end)
                 due = bookmark_at is not None and now >= bookmark_at
