@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from evertrain.embedded import certificates, cluster, instance
+from evertrain.embedded import certificates, cluster, instance, volcano
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
@@ -77,6 +77,21 @@ def test_kinds_of_an_older_version_are_brought_up_to_date() -> None:
         assert (await kube.get(CUSTOM_RESOURCE_DEFINITION, name))["spec"] == wanted
         queue = await kube.get(QUEUE, "default")
         assert queue["spec"]["weight"] == 7 and queue["status"]["state"] == "Open"  # the user's own stays
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_queue_whose_maker_was_killed_halfway_is_opened() -> None:
+    async def scenario() -> None:
+        api = Api(Store(None), Registry.builtin())
+        bootstrap(api)
+        kube = LocalKube(api)
+        await cluster.install(kube)
+        await kube.delete(QUEUE, "default")
+        await kube.create(QUEUE, volcano.default_queue())  # a create takes no status
+        assert "status" not in await kube.get(QUEUE, "default")
+        await cluster.install(kube)
+        assert (await kube.get(QUEUE, "default"))["status"]["state"] == "Open"
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 

@@ -11,6 +11,7 @@ import pytest
 
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
+from evertrain.embedded.api.deletion import DeleteOptions
 from evertrain.embedded.api.local import LocalKube
 from evertrain.embedded.controllers import EventExpiry, GarbageCollector, NodeLifecycle, Removal
 from evertrain.embedded.controllers.events import last_seen
@@ -26,6 +27,7 @@ from evertrain.kube.port import (
     NAMESPACE,
     NODE,
     POD,
+    SECRET,
     Kind,
     NotFound,
     Object,
@@ -355,3 +357,92 @@ def test_an_event_was_last_seen_at_its_latest_time() -> None:
     seen = last_seen({"metadata": created, "series": {"lastObservedTime": "2026-01-02T00:00:00.000001Z"}})
     assert seen == datetime(2026, 1, 2, 0, 0, 0, 1, tzinfo=UTC).timestamp()
     assert last_seen({"metadata": {}, "lastTimestamp": "nonsense"}) == 0.0
+
+
+def test_dependents_go_with_an_owner_whose_kind_goes_too() -> None:
+    kind = Kind("example.com/v1", "Thing", "things")
+
+    async def scenario(kube: LocalKube) -> None:
+        await kube.create(CUSTOM_RESOURCE_DEFINITION, definition("example.com"))
+        owner = await kube.create(kind, {"metadata": {"name": "owner", "namespace": "default"}})
+        names = [f"child-{number}" for number in range(20)]
+        for name in names:
+            await kube.create(CONFIG_MAP, thing(name, owner))
+        await kube.delete(CUSTOM_RESOURCE_DEFINITION, "things.example.com")
+        for name in names:
+            await until_gone(kube, CONFIG_MAP, name, "default")
+
+    run(scenario, GarbageCollector, Removal)
+
+
+def test_an_owner_may_be_named_by_another_version_of_its_kind() -> None:
+    kind = Kind("example.com/v1", "Thing", "things")
+
+    async def scenario(kube: LocalKube) -> None:
+        made = definition("example.com")
+        made["spec"]["versions"].append({**made["spec"]["versions"][0], "name": "v2", "storage": False})
+        await kube.create(CUSTOM_RESOURCE_DEFINITION, made)
+        owner = await kube.create(kind, {"metadata": {"name": "owner", "namespace": "default"}})
+        owner["apiVersion"] = "example.com/v2"
+        await kube.delete(kind, "owner", "default")
+        await kube.create(CONFIG_MAP, thing("child", owner))
+        await until_gone(kube, CONFIG_MAP, "child", "default")
+
+    run(scenario, GarbageCollector)
+
+
+class Behind:
+    """A port whose watches of one kind have nothing to say until they are let go."""
+
+    def __init__(self, kube: LocalKube, kind: Kind) -> None:
+        self._kube = kube
+        self._kind = kind
+        self.watched = asyncio.Event()
+        self.go = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kube, name)
+
+    async def watch(self, kind: Kind, *given: Any, **options: Any) -> Any:
+        if kind == self._kind:
+            self.watched.set()
+        async for change in self._kube.watch(kind, *given, **options):
+            if kind == self._kind:
+                await self.go.wait()
+            yield change
+
+
+def test_a_collector_that_is_behind_deletes_no_orphans() -> None:
+    async def scenario(kube: LocalKube) -> None:
+        behind = Behind(kube, CONFIG_MAP)
+        collecting = asyncio.create_task(GarbageCollector(behind).run())  # type: ignore[arg-type]
+        await behind.watched.wait()
+        owner = await kube.create(SECRET, {"metadata": {"name": "owner", "namespace": "default"}})
+        await kube.create(CONFIG_MAP, thing("child", owner))
+        secrets = kube._resource(SECRET)
+        kube._api.delete(secrets, "default", "owner", DeleteOptions(policy="Orphan"))
+        await until_gone(kube, SECRET, "owner", "default")
+        child = await kube.get(CONFIG_MAP, "child", "default")
+        assert "ownerReferences" not in child["metadata"]
+        behind.go.set()
+        last = await kube.create(CONFIG_MAP, thing("last", owner))
+        await until_gone(kube, CONFIG_MAP, last["metadata"]["name"], "default")  # it has seen all the others before
+        assert await kube.get(CONFIG_MAP, "child", "default")
+        collecting.cancel()
+
+    run(scenario)
+
+
+def test_a_taint_of_the_users_own_has_its_time_too() -> None:
+    async def scenario(kube: LocalKube) -> None:
+        await make_node(kube)
+        spec = {
+            "containers": [{"name": "c", "image": "i"}],
+            "nodeName": "node-0",
+            "tolerations": [{"key": "mine", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}],
+        }
+        await kube.create(POD, {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
+        await kube.patch(NODE, "node-0", None, {"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}})
+        await until(kube, POD, "p", "default", lambda pod: bool(pod["metadata"].get("deletionTimestamp")))
+
+    run(scenario, NodeLifecycle)

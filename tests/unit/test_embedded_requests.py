@@ -162,6 +162,12 @@ def test_what_waits_for_a_slow_watcher_is_bounded_in_bytes_too(monkeypatch: pyte
     assert asyncio.run(scenario()) == (10, [])
 
 
+def test_a_watch_of_a_version_that_never_was_begins_anew() -> None:
+    api = make_api()
+    with pytest.raises(Expired, match="too large resource version"):
+        api.watch(resource(api, "configmaps"), None, version=str(api.store.version + 1))
+
+
 def test_a_long_list_of_changes_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "PIECE_BYTES", 25_000)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from evertrain.embedded import resources
 from evertrain.embedded.scheduler import chips
 from evertrain.embedded.scheduler.decide import Decision, World, decide
+from evertrain.embedded.scheduler.shell import _pod_matters
 from evertrain.embedded.scheduler.views import read_group, read_node, read_pod, read_queue
 
 CHIP = "huawei.com/Ascend910"
@@ -384,3 +385,19 @@ def test_never_too_much_never_half_never_starved(world: tuple[list[int], list[tu
         assert len(bound) + sum(f"default/p{number}-{i}" in decision.complaints for i in range(len(wanted))) == len(
             wanted
         )
+
+
+@pytest.mark.parametrize(
+    ("annotations", "matters"),
+    [
+        ({"somebody": "else's"}, False),
+        ({"scheduling.k8s.io/group-name": "gang"}, True),
+        ({"huawei.com/Ascend910": "Ascend910-0"}, True),
+        ({"hccl/rankIndex": "1"}, True),
+        ({"volcano.sh/task-spec": "worker"}, True),
+    ],
+)
+def test_only_what_is_read_of_a_pod_makes_the_scheduler_look(annotations: dict[str, str], matters: bool) -> None:
+    """With a thousand pods a look costs more than the request that caused it."""
+    before = {"metadata": {"name": "p"}, "spec": {}}
+    assert _pod_matters(before, {"metadata": {"name": "p", "annotations": annotations}, "spec": {}}) == matters

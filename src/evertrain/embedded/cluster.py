@@ -180,9 +180,11 @@ async def install(kube: Kube) -> None:
     for definition in [crd.definition(), *volcano.definitions()]:
         await _put(kube, CUSTOM_RESOURCE_DEFINITION, definition)
     queue = volcano.default_queue()
+    name = queue["metadata"]["name"]
     with contextlib.suppress(AlreadyExists):
         await kube.create(QUEUE, queue)
-        await kube.patch(QUEUE, queue["metadata"]["name"], None, {"status": queue["status"]}, status=True)
+    if not (await kube.get(QUEUE, name)).get("status"):  # also of one whose maker was killed here
+        await kube.patch(QUEUE, name, None, {"status": queue["status"]}, status=True)
 
 
 async def _put(kube: Kube, kind: Kind, item: Object) -> None:

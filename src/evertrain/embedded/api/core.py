@@ -471,8 +471,8 @@ def _tracked(resource: Resource, old: Object, new: Object, manager: str, now: da
     """Who manages what can only change in the parts that did."""
     parts = {key for key in (*old, *new) if key != "metadata" and old.get(key) != new.get(key)} | {"apiVersion", "kind"}
     before, after = old["metadata"], new["metadata"]
-    if _plain(before) == _plain(after):
-        before, after = _part(before, _MANAGED), _part(after, _MANAGED)
+    differ = {key for key in (*before, *after) if before.get(key) != after.get(key)} | _MANAGED
+    before, after = _part(before, differ), _part(after, differ)
     managed = tracked(
         resource,
         {**_part(old, parts), "metadata": before},
@@ -483,10 +483,6 @@ def _tracked(resource: Resource, old: Object, new: Object, manager: str, now: da
     )["metadata"]
     metadata = {key: value for key, value in new["metadata"].items() if key != "managedFields"}
     return {**new, "metadata": metadata | _part(managed, _MANAGED)}
-
-
-def _plain(metadata: Object) -> Object:
-    return {key: value for key, value in metadata.items() if key not in ("managedFields", "resourceVersion")}
 
 
 def _same(new: Object, old: Object, *, managed: bool) -> bool:

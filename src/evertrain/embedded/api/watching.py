@@ -79,6 +79,9 @@ class Watch:
             if initial_end:
                 self._pending.append(self._bookmark({"k8s.io/initial-events-end": "true"}))
         else:
+            if version > store.version:
+                # Of a store that has lost its last changes to a power cut, or of another one.
+                raise Expired(f"too large resource version: {version} ({store.version})")
             try:
                 for change in store.since(self._storage, version):
                     self._consider(change)

@@ -26,6 +26,7 @@ from evertrain.kube.port import (
 from evertrain.kube.queue import WorkQueue
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
+REMEMBERED = 10_000
 logger = logging.getLogger(__name__)
 
 
@@ -77,6 +78,10 @@ def without(item: Object, uids: Iterable[str]) -> Object:
     }
 
 
+def _group(api_version: str) -> str:
+    return api_version.rpartition("/")[0]
+
+
 class GarbageCollector:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
@@ -88,6 +93,8 @@ class GarbageCollector:
         """By uid: where each object is."""
         self._dependents: dict[str, set[Item]] = {}
         """By uid of the owner, which may not be there (any more)."""
+        self._gone: dict[str, None] = {}
+        """Uids of what was deleted lately: the kind may be gone with it, and then nobody can be asked any more."""
 
     async def run(self) -> None:
         definitions = Cache(self._kube, CUSTOM_RESOURCE_DEFINITION)
@@ -118,11 +125,12 @@ class GarbageCollector:
         if old is not None and old != kind and old in self._tasks:
             self._tasks.pop(old).cancel()
             for item in self._caches.pop(old):
-                self._changed(old, item, None)
+                # A definition goes after its objects. Without it, they are only out of sight.
+                self._changed(old, item, None, gone=after is None)
         if kind is not None:
             self._follow(group, kind)
 
-    def _changed(self, kind: Kind, before: Object | None, after: Object | None) -> None:
+    def _changed(self, kind: Kind, before: Object | None, after: Object | None, *, gone: bool = True) -> None:
         known = after or before
         assert known is not None
         metadata = known["metadata"]
@@ -142,6 +150,10 @@ class GarbageCollector:
             self._dependents.setdefault(owner, set()).add(item)
         if after is None:
             self._place.pop(uid, None)
+            if gone:
+                self._gone[uid] = None
+                if len(self._gone) > REMEMBERED:
+                    del self._gone[next(iter(self._gone))]
             for dependent in self._dependents.get(uid, ()):
                 self._queue.add(dependent)
         else:
@@ -195,17 +207,13 @@ class GarbageCollector:
         return Owners(**{name: tuple(uids) for name, uids in kinds.items()})
 
     async def _state(self, item: Item, reference: Object, uid: str) -> str:
+        if uid in self._gone:
+            return "gone"
         place = self._place.get(uid)
         owner = self._known(place) if place and place.namespace in ("", item.namespace) else None
         if owner is None:
-            kind = next(
-                (
-                    kind
-                    for kind in self._caches
-                    if (kind.api_version, kind.kind) == (reference.get("apiVersion"), reference.get("kind"))
-                ),
-                None,
-            )
+            wanted = _group(str(reference.get("apiVersion", ""))), reference.get("kind")
+            kind = next((kind for kind in self._caches if (_group(kind.api_version), kind.kind) == wanted), None)
             if kind is None:
                 return "unknown"
             # The cache may be behind: the server decides.
@@ -227,13 +235,19 @@ class GarbageCollector:
         return "solid"
 
     async def _orphan(self, item: Item, found: Object) -> None:
+        """The caches may be behind, and a dependent that isn't released now is deleted when its owner is gone."""
         uid = found["metadata"]["uid"]
-        for dependent in list(self._dependents.get(uid, ())):
-            known = self._known(dependent)
-            if known is not None:
-                await self._kube.patch(
-                    dependent.kind, dependent.name, dependent.namespace or None, without(known, [uid])
-                )
+        for kind in list(self._caches):
+            if item.namespace and not kind.namespaced:
+                continue
+            try:
+                listing = await self._slim.list(kind, item.namespace or None)
+            except NotFound:
+                continue
+            for dependent in listing.items:
+                if any(reference.get("uid") == uid for reference in references(dependent)):
+                    metadata = dependent["metadata"]
+                    await self._kube.patch(kind, metadata["name"], metadata.get("namespace"), without(dependent, [uid]))
         await self._drop_finalizer(item, found, ORPHAN)
 
     async def _finish_foreground(self, item: Item, found: Object) -> None:

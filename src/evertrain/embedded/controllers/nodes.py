@@ -12,14 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evertrain.embedded.controllers.kinds import slim
-from evertrain.embedded.controllers.taints import (
-    NOT_READY,
-    UNREACHABLE,
-    eviction_delay,
-    ready_status,
-    unknown_conditions,
-    wanted_taints,
-)
+from evertrain.embedded.controllers.taints import eviction_delay, ready_status, unknown_conditions, wanted_taints
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import LEASE, NODE, POD, ApiError, Conflict, Kube, NotFound, Object
 from evertrain.kube.queue import WorkQueue
@@ -56,6 +49,8 @@ class NodeLifecycle:
         self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(max_delay=5.0)
         self._renewed: dict[str, tuple[Any, float]] = {}
         """By node: what its Lease said last, and when that was news here. Clocks of others don't matter."""
+        self._tainted: dict[tuple[str, str, str], datetime] = {}
+        """By node, key and value: since when there is a taint that doesn't say it itself."""
 
     async def run(self) -> None:
         self._nodes.listen(self._node_changed)
@@ -86,10 +81,14 @@ class NodeLifecycle:
         if after is None:
             self._renewed.pop(name, None)
         else:
-            self._renewed.setdefault(name, (None, asyncio.get_running_loop().time()))
+            if before is None:  # a Lease may be older than its node
+                self._renewed[name] = self._renewed.get(name, (None, 0.0))[0], asyncio.get_running_loop().time()
             self._queue.add(("node", "", name))
-        taints_before = (before or {}).get("spec", {}).get("taints")
-        taints_after = (after or {}).get("spec", {}).get("taints")
+        taints_before = (before or {}).get("spec", {}).get("taints") or []
+        taints_after = (after or {}).get("spec", {}).get("taints") or []
+        there = {_identity(name, taint) for taint in taints_after}
+        for taint in [taint for taint in self._tainted if taint[0] == name and taint not in there]:
+            del self._tainted[taint]
         if after is None or taints_before != taints_after:
             for pod in self._pods.select("node", name):
                 self._queue.add(("pod", pod["metadata"]["namespace"], pod["metadata"]["name"]))
@@ -156,16 +155,16 @@ class NodeLifecycle:
             return
         if pod["metadata"].get("deletionTimestamp"):
             return
-        delay = eviction_delay(node, pod)
-        if delay is None:
+        now = datetime.now(UTC)
+
+        def age(taint: Object) -> float:
+            added = taint.get("timeAdded")
+            since = _parse(added) if added else self._tainted.setdefault(_identity(node_name, taint), now)
+            return (now - since).total_seconds()
+
+        left = eviction_delay(node, pod, age)
+        if left is None:
             return
-        added = [
-            taint.get("timeAdded")
-            for taint in (node.get("spec") or {}).get("taints") or ()
-            if taint.get("effect") == "NoExecute" and taint.get("key") in (NOT_READY, UNREACHABLE)
-        ]
-        since = min((_parse(text) for text in added if text), default=datetime.now(UTC))
-        left = delay - (datetime.now(UTC) - since).total_seconds()
         if left > 0:
             self._queue.add_after(("pod", namespace, name), left)
             return
@@ -182,6 +181,10 @@ class NodeLifecycle:
             )
             await self._kube.replace_status(POD, full)
         await self._kube.delete(POD, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace=0)
+
+
+def _identity(node: str, taint: Object) -> tuple[str, str, str]:
+    return node, str(taint.get("key", "")), str(taint.get("value") or "")
 
 
 def _now() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from evertrain.kube.port import Object
 
 NOT_READY = "node.kubernetes.io/not-ready"
@@ -58,8 +60,8 @@ def wanted_taints(node: Object, now: str) -> list[Object] | None:
     return others + [old.get((key, effect), {"key": key, "effect": effect, "timeAdded": now}) for key, effect in keys]
 
 
-def eviction_delay(node: Object, pod: Object) -> float | None:
-    """So long the pod may stay on the node, in seconds from the taint; None if for ever."""
+def eviction_delay(node: Object, pod: Object, age: Callable[[Object], float] = lambda taint: 0.0) -> float | None:
+    """So many seconds the pod may stay on the node; None if for ever. `age` says how long a taint has been there."""
     shortest: float | None = None
     for taint in (node.get("spec") or {}).get("taints") or ():
         if taint.get("effect") != "NoExecute":
@@ -69,7 +71,7 @@ def eviction_delay(node: Object, pod: Object) -> float | None:
             return 0.0
         bounds = [item["tolerationSeconds"] for item in matching if item.get("tolerationSeconds") is not None]
         if bounds:
-            bound = float(max(0, min(bounds)))
+            bound = max(0, min(bounds)) - age(taint)
             shortest = bound if shortest is None else min(shortest, bound)
     return shortest
 

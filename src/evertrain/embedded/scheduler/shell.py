@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from evertrain.embedded.recorder import NORMAL, WARNING, Recorder, rfc3339
 from evertrain.embedded.scheduler.decide import Binding, Decision, Verdict, World, decide
 from evertrain.embedded.scheduler.views import (
+    POD_ANNOTATIONS,
     GroupView,
     NodeView,
     PodView,
@@ -249,6 +250,7 @@ def _pod_matters(before: Object, after: Object) -> bool:
 
 def _pod_facts(pod: Object) -> tuple[Any, ...]:
     metadata, spec = pod["metadata"], pod.get("spec") or {}
+    annotations = metadata.get("annotations") or {}
     return (
         spec.get("nodeName"),
         spec.get("schedulingGates"),
@@ -256,7 +258,7 @@ def _pod_facts(pod: Object) -> tuple[Any, ...]:
         (pod.get("status") or {}).get("phase"),
         metadata.get("deletionTimestamp"),
         metadata.get("labels"),
-        metadata.get("annotations"),
+        [annotations.get(name) for name in POD_ANNOTATIONS],
     )
 
 

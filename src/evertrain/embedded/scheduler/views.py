@@ -19,6 +19,9 @@ SCHEDULERS = frozenset({"volcano", "default-scheduler"})
 GROUP_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 TASK_ANNOTATION = "volcano.sh/task-spec"
 CHIP_RESOURCES = ("huawei.com/Ascend910", "huawei.com/Ascend310", "huawei.com/Ascend310P", "huawei.com/npu")
+RANK_ANNOTATION = "hccl/rankIndex"
+POD_ANNOTATIONS = (*GROUP_ANNOTATIONS, TASK_ANNOTATION, *CHIP_RESOURCES, RANK_ANNOTATION)
+"""What is read of a pod's annotations."""
 DEVICES_ANNOTATION = "baseDeviceInfos"
 """On a node: `{"Ascend910-0": {"IP": "…", "SuperDeviceID": 0}}`, as the device plugin writes it."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -150,7 +153,7 @@ def read_pod(pod: Object) -> PodView:
         chips={name: chips for name in CHIP_RESOURCES if (chips := _chips(annotations.get(name)))},
         group=f"{namespace}/{group}" if group else "",
         task=annotations.get(TASK_ANNOTATION, ""),
-        rank=_number(annotations.get("hccl/rankIndex")),
+        rank=_number(annotations.get(RANK_ANNOTATION)),
         attract=attract,
         repel=repel,
         shape=json.dumps(shape, sort_keys=True, default=str),
