@@ -131,3 +131,15 @@ def test_nothing_is_written_whose_answer_can_not_be_read(client: Client, maps: s
     headers = {"Accept": "text/html"}
     client.request("POST", maps, {"metadata": {"name": "one"}}, headers=headers).expect(406, "NotAcceptable")
     client.get(f"{maps}/one").expect(404, "NotFound")
+
+
+def test_empty_metadata_is_the_same_as_none(client: Client, maps: str) -> None:
+    empty = {"labels": {}, "annotations": {}, "finalizers": [], "ownerReferences": []}
+    made = client.post(maps, {"metadata": {"name": "one", **empty}}).expect(201)
+    assert not empty.keys() & made["metadata"].keys()
+    for answer in (
+        client.patch(f"{maps}/one", {"metadata": empty}),
+        client.put(f"{maps}/one", {**made, "metadata": {**made["metadata"], **empty}}),
+    ):
+        same = answer.expect(200)["metadata"]
+        assert same["resourceVersion"] == made["metadata"]["resourceVersion"] and not empty.keys() & same.keys()

@@ -172,6 +172,7 @@ class Api:
             admission.encode_secret(item)
         prepared = prepare_create(resource, item, field_validation=options.validation, duplicates=options.duplicates)
         item = prepared.object
+        _drop_empty(item["metadata"])
         name, moment = item["metadata"]["name"], self.now()
         siblings = self._siblings(resource, namespace, name)
         errors = admission.before_create(self.registry, resource, item, siblings, _text(moment))
@@ -297,6 +298,7 @@ class Api:
             duplicates=options.duplicates,
         )
         new, moment = prepared.object, self.now()
+        _drop_empty(new["metadata"])
         if not subresource:
             siblings = self._siblings(resource, record.namespace, record.name)
             errors = admission.before_update(self.registry, resource, new, old, siblings, _text(moment))
@@ -461,6 +463,13 @@ class Api:
                 "metadata.namespace", "NamespaceTerminating", f"namespace {namespace} is being terminated"
             )
             raise forbidden(resource, str(item["metadata"].get("name", "")), why, [cause])
+
+
+def _drop_empty(metadata: Object) -> None:
+    """Empty is the same as not there; kubectl sends it, and nothing has changed then."""
+    for key in ("labels", "annotations", "finalizers", "ownerReferences"):
+        if key in metadata and not metadata[key]:
+            del metadata[key]
 
 
 def _part(item: Object, keys: Container[str]) -> Object:
