@@ -70,6 +70,19 @@ def test_objects_and_the_counter_outlive_the_process(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"metadata": {"name": "a', b'{"metadata": \x00\xff}', None])
+def test_a_damaged_object_is_told_by_name(tmp_path: Path, damage: bytes | None) -> None:
+    store = Store(tmp_path / "db")
+    store.create("/things", "ns", "a", item(5))
+    store.close()
+    file = sqlite3.connect(tmp_path / "db")
+    file.execute("UPDATE objects SET data = ?", (damage,))
+    file.commit()
+    file.close()
+    with pytest.raises(sqlite3.DatabaseError, match="/things ns/a is damaged"):
+        Store(tmp_path / "db")
+
+
 def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     store.create("/things", "ns", "a", item())

@@ -29,6 +29,8 @@ ADDED, MODIFIED, DELETED = "ADDED", "MODIFIED", "DELETED"
 
 _encode = msgspec.json.Encoder().encode
 _decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
+_skim: Callable[[bytes], Any] = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Sees whether it is an object, without making one."""
 
 Key = tuple[str, str]
 """Namespace (empty for what has none) and name."""
@@ -48,6 +50,14 @@ class TooOld(Exception):
 
 class NotStored(Exception):
     """The disk is full, broken or gone. Nothing has changed."""
+
+
+def _check(resource: str, namespace: str, name: str, data: Any) -> None:
+    """Better not to start than to fail at every list of the kind. Raises sqlite3.DatabaseError."""
+    try:
+        _skim(data)
+    except (msgspec.DecodeError, TypeError):
+        raise sqlite3.DatabaseError(f"{resource} {namespace}/{name} is damaged") from None
 
 
 class Record:
@@ -133,6 +143,7 @@ class Store:
         self._start = self.version
         rows = self._db.execute("SELECT resource, namespace, name, version, data FROM objects")
         for resource, namespace, name, version, data in rows:
+            _check(resource, namespace, name, data)
             self._shelf(resource).records[namespace, name] = Record(namespace, name, version, data)
 
     def close(self) -> None:
