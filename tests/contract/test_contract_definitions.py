@@ -136,6 +136,15 @@ def test_generation_counts_changes_of_the_spec_only(client: Client, widgets: Wid
     assert client.patch(f"{path}/status", {"status": {"phase": "Up"}}).expect(200)["metadata"]["generation"] == 2
 
 
+def test_generation_counts_the_deletion_too(client: Client, widgets: Widgets) -> None:
+    held = widget(widgets.group)
+    held["metadata"]["finalizers"] = ["example.com/hold"]
+    client.post(widgets.path, held).expect(201)
+    for _ in range(2):
+        assert client.delete(f"{widgets.path}/w").expect(200)["metadata"]["generation"] == 2
+    client.patch(f"{widgets.path}/w", {"metadata": {"finalizers": None}}).expect(200)
+
+
 def test_spec_and_status_have_their_own_paths(client: Client, widgets: Widgets) -> None:
     made = client.post(widgets.path, {**widget(widgets.group), "status": {"phase": "Early"}}).expect(201)
     assert "status" not in made

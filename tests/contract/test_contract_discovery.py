@@ -18,9 +18,14 @@ def test_the_version_is_one_that_clients_can_compare(client: Client) -> None:
 
 
 def test_a_request_without_or_with_a_wrong_token_is_refused(server: tuple[str, str, str | None]) -> None:
-    url, _, authority = server
+    url, token, authority = server
     stranger = Client(url, "not-the-token", authority)
-    stranger.get("/api/v1/namespaces").expect(401, "Unauthorized")
+    for path in ("/api/v1/namespaces", "/api/v1/namespaces/default", "/api", "/openapi/v2", "/nothing"):
+        stranger.get(path).expect(401, "Unauthorized")
+        for header in ("", "Bearer", "Bearer ", f"Basic {token}", token):
+            answer = stranger.request("GET", path, headers={"Authorization": header})
+            # Some servers let strangers in as anonymous, who may do nothing.
+            assert answer.code in (401, 403), (path, header)
     stranger.close()
 
 

@@ -52,12 +52,18 @@ def test_a_watch_without_a_version_begins_with_what_is_there(client: Client, map
 def test_an_object_that_enters_or_leaves_the_selection_is_added_or_deleted(client: Client, maps: str) -> None:
     client.post(maps, {"metadata": {"name": "a"}}).expect(201)
     with client.watch(maps, resourceVersion=version(client, maps), labelSelector="on=yes") as events:
-        for value in ("yes", "no", "yes"):
+        written = [
             client.patch(f"{maps}/a", {"metadata": {"labels": {"on": value}}}).expect(200)
-        client.patch(f"{maps}/a", {"data": {"k": "1"}}).expect(200)
+            for value in ("yes", "no", "yes")
+        ]
+        written.append(client.patch(f"{maps}/a", {"data": {"k": "1"}}).expect(200))
         client.delete(f"{maps}/a").expect(200)
-        found = [brief(event)[0] for event in ended(events, 5)]
-    assert found == ["ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
+        found = ended(events, 5)
+    assert [brief(event)[0] for event in found] == ["ADDED", "DELETED", "ADDED", "MODIFIED", "DELETED"]
+    left = found[1]["object"]["metadata"]
+    assert left["labels"] == {"on": "yes"}, "as it was when it still belonged to the selection"
+    told = [event["object"]["metadata"]["resourceVersion"] for event in found[:4]]
+    assert told == [item["metadata"]["resourceVersion"] for item in written], "a watch goes on after this change"
 
 
 def test_one_object_can_be_watched_by_its_name(client: Client, maps: str) -> None:
