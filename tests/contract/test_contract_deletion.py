@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kube_http import Client, Object
+from kube_http import Answer, Client, Object
 
 POD: Object = {"containers": [{"name": "c", "image": "i"}], "schedulerName": "nobody"}
 
@@ -77,6 +77,22 @@ def test_a_pod_on_a_node_has_its_grace_period(client: Client, pods: str) -> None
     assert longer["metadata"]["deletionGracePeriodSeconds"] == 5
     client.delete(f"{pods}/p", gracePeriodSeconds="0").expect(200)
     client.get(f"{pods}/p").expect(404, "NotFound")
+
+
+def test_an_eviction_deletes_with_its_own_options(client: Client, pods: str) -> None:
+    made = client.post(pods, {"metadata": {"name": "p"}, "spec": {**POD, "terminationGracePeriodSeconds": 17}}).expect(
+        201
+    )
+    client.post(f"{pods}/p/binding", {"metadata": {"name": "p"}, "target": {"name": "nowhere"}}).expect(201)
+
+    def evict(**options: Any) -> Answer:
+        about = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}}
+        return client.post(f"{pods}/p/eviction", {**about, "deleteOptions": options})
+
+    evict(preconditions={"uid": "00000000-0000-0000-0000-000000000000"}).expect(409, "Conflict")
+    evict(gracePeriodSeconds=3, preconditions={"uid": made["metadata"]["uid"]}).expect(201)
+    assert client.get(f"{pods}/p").expect(200)["metadata"]["deletionGracePeriodSeconds"] == 3
+    client.delete(f"{pods}/p", gracePeriodSeconds="0").expect(200)
 
 
 def test_a_pod_that_runs_nowhere_goes_at_once(client: Client, pods: str) -> None:

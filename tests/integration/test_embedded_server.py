@@ -152,3 +152,11 @@ def test_a_full_disk_is_told_and_forgotten_when_there_is_room(tmp_path: Path, ru
         client.get(f"{MAPS}/lost").expect(404)
         client.post(MAPS, {"metadata": {"name": "after"}}).expect(201)
         assert next(events)["object"]["metadata"]["name"] == "after"
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_BODY_SECONDS", 0.2)
+    with connected(running) as slow:
+        head = f"Host: x\r\nAuthorization: Bearer {running.credentials.token}\r\nContent-Length: 100\r\n\r\n"
+        slow.sendall(f"POST {MAPS} HTTP/1.1\r\n{head}".encode() + b'{"metadata":')
+        assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")

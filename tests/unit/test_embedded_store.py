@@ -83,6 +83,16 @@ def test_a_damaged_object_is_told_by_name(tmp_path: Path, damage: bytes | None) 
         Store(tmp_path / "db")
 
 
+def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
+    store = Store(tmp_path / "db")
+    store.create("/secrets", "ns", "a", item())
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {
+        "db": "0o600",
+        "db-wal": "0o600",
+    }
+    store.close()
+
+
 def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     store.create("/things", "ns", "a", item())

@@ -126,6 +126,8 @@ class Cluster:
             return LocalKube(api, manager=manager)
 
         await install(port("evertrain"))
+        # Secrets are in the volumes; the directory around it may be the user's own, and open to others.
+        (folder / "nodes").mkdir(mode=0o700, exist_ok=True)
         machine = Machine(port("kubelet"), folder / "nodes")
         nodes = {f"node-{number}": number for number in range(settings.nodes)}
         fleet = Fleet(port("fleet"), nodes, lambda name: self._make_node(machine, name, nodes[name]))

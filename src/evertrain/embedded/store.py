@@ -10,6 +10,7 @@ watches send them as they are, and what is only kept for history costs no more t
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -122,6 +123,9 @@ class Store:
         """Without a path nothing outlives the process."""
         self._history_changes = history_changes
         self._history_bytes = history_bytes
+        if path is not None:
+            # Secrets are in it, and the directory may be one that others can look into.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         # A second process on the same file would number its changes with the same versions.
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")

@@ -346,10 +346,14 @@ class App:
         pieces = self._logs(pod, log_request(pod, query, self.api.now()))
         # The first piece decides between an answer and a refusal, but with `follow` it may be long in coming.
         first = asyncio.ensure_future(anext(pieces, b""))
-        await asyncio.wait({first}, timeout=_FIRST_PIECE_SECONDS)
+        try:
+            await asyncio.wait({first}, timeout=_FIRST_PIECE_SECONDS)
+        except asyncio.CancelledError:
+            first.cancel()
+            raise
         if first.done() and isinstance(error := first.exception(), LogsUnavailable):
             raise bad_request(str(error))
-        return Stream(_chained(first, pieces), "text/plain")
+        return Stream(_chained(first, pieces), "text/plain", on_end=first.cancel)
 
     # Parts of requests
 
