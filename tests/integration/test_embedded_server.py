@@ -17,7 +17,14 @@ pytest.importorskip("starlette")
 
 from embedded_api import EmbeddedApi, Running  # noqa: E402
 from evertrain.embedded.api import http, server  # noqa: E402
+from evertrain.embedded.api.bootstrap import bootstrap  # noqa: E402
+from evertrain.embedded.api.core import Api  # noqa: E402
 from evertrain.embedded.api.http import Stream  # noqa: E402
+from evertrain.embedded.certificates import credentials, write_kubeconfig  # noqa: E402
+from evertrain.embedded.schema import Registry  # noqa: E402
+from evertrain.embedded.store import Store  # noqa: E402
+from evertrain.kube.client import Client as KubeClient  # noqa: E402
+from evertrain.kube.port import CONFIG_MAP  # noqa: E402
 from kube_http import Client  # noqa: E402
 
 MAPS = "/api/v1/namespaces/default/configmaps"
@@ -160,3 +167,31 @@ def test_a_body_that_does_not_come_is_not_waited_for(running: Running, monkeypat
         head = f"Host: x\r\nAuthorization: Bearer {running.credentials.token}\r\nContent-Length: 100\r\n\r\n"
         slow.sendall(f"POST {MAPS} HTTP/1.1\r\n{head}".encode() + b'{"metadata":')
         assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_watches_end_in_order_when_the_server_stops(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        api = Api(Store(), Registry.builtin())
+        bootstrap(api)
+        keys = credentials(tmp_path / "keys")
+        running = server.ApiServer(api, keys)
+        await running.start()
+        write_kubeconfig(tmp_path / "kubeconfig", running.url, keys)
+        client = KubeClient.from_kubeconfig(tmp_path / "kubeconfig")
+        made = await client.create(CONFIG_MAP, {"metadata": {"name": "a", "namespace": "default"}})
+        seen: list[str] = []
+
+        async def follow() -> None:
+            async for change in client.watch(CONFIG_MAP, "default", resource_version="0"):
+                seen.append(change.object["metadata"]["name"])
+                began.set()
+
+        began = asyncio.Event()
+        following = asyncio.create_task(follow())
+        await began.wait()
+        await running.stop()
+        await following  # a watch that was cut fails
+        assert seen == [made["metadata"]["name"]]
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -157,7 +157,7 @@ class Stream(Response):
         content_type: str,
         *,
         seconds: float | None = None,
-        on_end: Callable[[], None] = _nothing,
+        on_end: Callable[[], object] = _nothing,
     ) -> None:
         """A source that should end after `seconds` may be held up by a client that doesn't read; it is not waited for
         much longer. `on_end` is called in any case, also if the source was never begun."""
