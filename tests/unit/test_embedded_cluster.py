@@ -6,6 +6,7 @@ import asyncio
 import socket
 import sqlite3
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from cryptography import x509
@@ -46,6 +47,22 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert refusal(Settings(tmp_path, port=port)) == f"port {port} can't be used: Address already in use"
+
+
+def test_the_port_is_that_of_the_last_time_if_it_is_free(tmp_path: Path) -> None:
+    def start() -> int:
+        async def scenario() -> int:
+            async with Cluster(Settings(tmp_path, nodes=0)):
+                found = instance.find(tmp_path)
+                assert found is not None
+                return urlsplit(found.server).port or 0
+
+        return asyncio.run(asyncio.wait_for(scenario(), 30))
+
+    port = start()
+    assert start() == port
+    with socket.create_server(("127.0.0.1", port)):
+        assert start() != port
 
 
 @pytest.mark.parametrize("text", ["clusters: [{name: production}]\n", "clusters: 3\n", "just text", "{"])
