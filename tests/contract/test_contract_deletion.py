@@ -153,6 +153,16 @@ def test_foreground_waits_for_those_that_block(client: Client, maps: str) -> Non
     client.get(f"{maps}/child").expect(404, "NotFound")
 
 
+def test_foreground_waits_for_nobody_else(client: Client, maps: str) -> None:
+    owner = make(client, maps, "owner")
+    make(client, maps, "child", ownerReferences=owned_by(owner), finalizers=["example.com/hold"])
+    client.delete(f"{maps}/owner", {"propagationPolicy": "Foreground"}).expect(200)
+    client.until_gone(f"{maps}/owner")
+    client.get(f"{maps}/child").expect(200)
+    client.patch(f"{maps}/child", {"metadata": {"finalizers": None}}).expect(200)
+    client.until_gone(f"{maps}/child")
+
+
 def test_orphans_are_released(client: Client, maps: str) -> None:
     owner = make(client, maps, "owner")
     make(client, maps, "child", ownerReferences=owned_by(owner))
