@@ -34,6 +34,7 @@ def test_a_script_that_does_not_exist() -> None:
         ("not-resilient", NOT_RESILIENT, "for step, (batch,) in"),
         pytest.param("not-resilient-no-steps", NOT_RESILIENT, "training.model(batch)", marks=pytest.mark.matrix),
         ("no-steps", NO_STEPS, "optimizer.step()"),
+        pytest.param("bad-directory", "/dev/null: File exists; it is a file", "Training(", marks=pytest.mark.matrix),
     ],
 )
 def test_a_mistake_is_told_once_and_whole_with_the_place_in_the_script(kind: str, says: str, line: str) -> None:
@@ -48,7 +49,11 @@ def test_a_mistake_is_told_once_and_whole_with_the_place_in_the_script(kind: str
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [("different-models", "rank 2"), ("before-training", "the data set is not where it should be")],
+    [
+        ("different-models", "rank 2"),
+        ("before-training", "the data set is not where it should be"),
+        pytest.param("never-called", "never called a function with @training.resilient", marks=pytest.mark.matrix),
+    ],
 )
 def test_an_error_of_the_script_ends_the_job_with_the_cause(kind: str, says: str) -> None:
     result = trouble(kind)
@@ -129,4 +134,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
     assert first.code == 0, first.explain()
     second = harness.run(*ARGS, *checkpoints, "--model-size=small")
     assert second.code == 1, second.explain()
-    assert "made by another model" in second.err, second.explain()
+    assert second.err.count("made by another model") == 1 and "Traceback" not in second.err, second.explain()
+    _, _, cause = second.err.partition("made by another model")
+    assert "letters.weight[28, 64]" in cause and "letters.weight[28, 128]" in cause, second.explain()

@@ -29,6 +29,55 @@ def test_plain_python() -> None:
     assert result.proof == harness.undisturbed(*ARGS, nproc=1).proof
 
 
+OWN_GROUP = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from evertrain.torch import Training
+
+dist.init_process_group(*sys.argv[1:])
+data = TensorDataset(torch.arange(8.0).view(8, 1))
+sampler = DistributedSampler(data)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training = Training(model=model, optimizer=optimizer, sampler=sampler)
+
+
+@training.resilient
+def train():
+    for step, (batch,) in training.steps(DataLoader(data, 2, sampler=sampler), until=3):
+        training.model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+train()
+print("trained", training.step, dist.get_world_size())
+"""
+"""As getting-started has it: a script for torchrun that makes its own group first thing."""
+
+
+@pytest.mark.parametrize("arguments", [(), ("gloo", "env://")])
+def test_plain_python_with_a_group_of_the_scripts_own(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OWN_GROUP)
+    result = plain(script=script, args=arguments)
+    assert (result.code, result.out) == (0, "trained 3 1\n"), result.explain()
+    assert result.err.count("group of this process alone") == 1, result.explain()
+    assert result.err.count("not protected") == 1, result.explain()
+
+
+def test_a_script_that_names_other_processes_is_taken_at_its_word(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OWN_GROUP)
+    result = plain(script=script, args=("gloo", f"file://{tmp_path}/meet"))
+    assert result.code == 1 and "rank" in result.err.splitlines()[-1], result.explain()
+    assert "alone" not in result.err, result.explain()
+
+
 @pytest.mark.matrix
 def test_plain_torchrun() -> None:
     result = plain("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")

@@ -17,6 +17,11 @@ from launching import TRAINER, finish, start, wait_for
 pytest.importorskip("torch")
 
 
+def command_line(pid):
+    with open(f"/proc/{pid}/cmdline") as file:
+        return file.read().split("\0")
+
+
 @pytest.fixture
 def job(tmp_path):
     """Start a job that trains until it is told to finish; ends with it."""
@@ -25,6 +30,9 @@ def job(tmp_path):
     launchers = []
 
     class Job:
+        def __init__(self):
+            self.script = script
+
         def start(self, *options):
             self.began = time.monotonic()
             arguments = ["--nproc-per-node=2", "--ft-bound=1", "--ft-events", events, *options, script]
@@ -58,11 +66,15 @@ def job(tmp_path):
 def test_a_spare_takes_the_place_of_a_killed_rank_and_another_is_made(job, options):
     job.start(*options)
     (spare,) = job.wait_for("spare")
+    assert command_line(spare["pid"])[2:6] == ["-m", "evertrain.torch.spare", "--rank", "unknown"]
     job.kill(1)
     (incident,) = job.wait_for("incident")
     assert incident["outcome"] == "recovered"
     (started,) = job.seen("started", rank=1, incarnation=1)
     assert started["warm"] and started["pid"] == spare["pid"]
+    assert command_line(spare["pid"])[4:8] == ["--rank", "1      ", "--", str(job.script)]
+    (first,) = job.seen("started", rank=0)
+    assert command_line(first["pid"])[2:7] == ["-m", "evertrain.torch.boot", "--rank", "0", "--"]
     again = job.wait_for("spare", count=2)[-1]
     job.kill(0)
     job.wait_for("incident", count=2)

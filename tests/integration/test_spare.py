@@ -116,6 +116,23 @@ def test_a_promoted_spare_runs_the_script_as_its_rank(start_spare, script):
     board.close()
 
 
+@pytest.mark.parametrize("rank", ["0", "31", "1234567", "12345678"])
+@pytest.mark.parametrize("place", [["--rank", "unknown"], []])
+def test_the_rank_shows_on_the_command_line_where_there_is_a_place(rank, place):
+    code = (
+        "import os, sys; from evertrain.mindio.title import show_rank; show_rank(sys.argv[1]); "
+        "print(open('/proc/self/cmdline').read().split(chr(0))[4:], sys.argv[2:])"
+    )
+    words = [*place, "--", "train.py", "--rank"]
+    command = [sys.executable, "-c", code, rank, *words]
+    env = {**os.environ, "PYTHONPATH": str(Path(evertrain.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=TIMEOUT, check=True)
+    shown = list(words)
+    if place and len(rank) <= 7:
+        shown[1] = rank.ljust(7)
+    assert done.stdout == f"{[*shown, '']} {words}\n"
+
+
 def test_a_spare_that_nobody_needs_ends_silently(start_spare):
     spare = start_spare()
     assert spare.hears() == {"ready": True}

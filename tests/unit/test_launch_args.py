@@ -217,10 +217,23 @@ def test_number_of_nodes(script, capsys):
         (["--ft-fault", "boom@step=1,rank=0"], "unknown fault kind 'boom'"),
         (["--ft-fault", "kill@step=1,rank=5"], "below 1"),
         (["--ft-events", "/dev/null/x.jsonl"], "can't be written"),
+        (["--ft-checkpoint-dir", "/dev/null"], "--ft-checkpoint-dir: /dev/null can't be written to: Not a directory"),
+        (["--ft-checkpoint-dir", "/dev/null/a/b"], "/dev/null/a/b: /dev/null can't be written to: Not a directory"),
+        (["--ft-checkpoint-dir", "/proc/a/b"], "/proc/a/b: /proc can't be written to: No such file"),
     ],
 )
 def test_what_is_refused_and_why(script, capsys, argv, words):
     assert words in refused(capsys, *argv, script)
+
+
+def test_a_checkpoint_directory_is_checked_and_not_created(script, tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    assert parse("--ft-checkpoint-dir", here, script).checkpoint_dir == str(here)
+    assert not list(here.iterdir())
+    missing = here / "a" / "b"
+    assert parse("--ft-checkpoint-dir", missing, script).checkpoint_dir == str(missing)
+    assert not list(here.iterdir())
 
 
 def test_a_script_that_does_not_exist(tmp_path, capsys):

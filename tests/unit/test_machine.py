@@ -417,6 +417,15 @@ def test_a_rank_that_returns_early_while_others_train_is_a_fault() -> None:
     assert incident["faults"][0]["detail"] == "ended with code 0 before the training was over"
 
 
+def test_a_rank_that_never_calls_the_training_function_is_told_so() -> None:
+    job = Cluster(2)
+    job.hello()
+    job.feed(FromRank(0, 0, p.Hello(version=p.VERSION, token="", role="rank", rank=0, incarnation=0)))
+    job.feed(FromAgent(p.Ended(rank=0, incarnation=0)))
+    assert job.end is not None and job.end.code == 1
+    assert "never called a function with @training.resilient" in job.end.reason
+
+
 @pytest.mark.parametrize(("max_restarts", "code"), [(0, 1), (1, 0)])
 def test_a_failure_after_the_release(max_restarts: int, code: int) -> None:
     job = Cluster(2, max_restarts=max_restarts, steps=3).started()

@@ -87,8 +87,15 @@ def test_a_state_of_another_model_or_with_other_bits_is_refused() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.BatchNorm1d(width))
         return TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
-    with pytest.raises(StateError, match="another model or optimizer"):
+    with pytest.raises(StateError, match="another model or optimizer") as refused:
         made(2).load(made(3).tree())
+    there, here = str(refused.value).split(" than this one ")
+    assert "4 parameters with 15 elements" in there and "4 parameters with 10 elements" in here
+    assert "0.weight is [2, 2] torch.float32 here and [3, 2] torch.float32 there" in here
+    old = made(3).tree()
+    del old["summary"]  # as written by earlier versions
+    with pytest.raises(StateError, match="without a description"):
+        made(2).load(old)
     tree = made(2).tree()
     tree["rest"]["step"] = 5
     with pytest.raises(StateError, match="does not match its own hash"):

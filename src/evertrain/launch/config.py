@@ -140,7 +140,6 @@ def build(
     world_size = nnodes * local_size
     if script and not print_config:
         _check_script(script, values)
-    checkpoint_dir = values["checkpoint_dir"]
     master_addr, master_port = _master(values, sources, nnodes)
     if nnodes > 1 and not print_config and not values["insecure"] and not values["tls_cert"]:
         nodes.refuse_open_network(master_addr)
@@ -168,7 +167,7 @@ def build(
         warm_imports=tuple(values["warm_import"]),
         park=values["park"],
         elastic=_elastic(values["elastic"], world_size),
-        checkpoint_dir=os.path.abspath(checkpoint_dir) if checkpoint_dir else None,
+        checkpoint_dir=_checkpoint_dir(values["checkpoint_dir"], check=not print_config),
         checkpoint_every=values["checkpoint_every"],
         events=_events(values["events"]) if not print_config else values["events"],
         poll=values["poll"] or (0.002 if local_size <= MANY_PROCESSES else 0.005),
@@ -373,6 +372,24 @@ def _log_dir(path: str | None) -> str | None:
     if path and os.path.isfile(path):
         raise ConfigError(f"--log-dir: {path} is a file")
     return path
+
+
+def _checkpoint_dir(path: str | None, *, check: bool) -> str | None:
+    """Find out now that it can't be written to. The ranks create it and what is missing above it."""
+    if not path:
+        return None
+    there = full = os.path.abspath(path)
+    while check and not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if check:
+        import tempfile
+
+        try:
+            tempfile.TemporaryFile(dir=there).close()  # noqa: SIM115
+        except OSError as error:
+            place = path if there == full else f"{path}: {there}"
+            raise ConfigError(f"--ft-checkpoint-dir: {place} can't be written to: {error.strerror}") from None
+    return full
 
 
 def _events(path: str | None) -> str | None:

@@ -22,7 +22,7 @@ from typing import TypeVar
 from evertrain.launch import orphan, procfs
 from evertrain.launch.config import STDERR, STDOUT, LaunchConfig
 from evertrain.launch.output import Outputs, Stream
-from evertrain.mindio import board, faultspec, tls
+from evertrain.mindio import board, faultspec, title, tls
 
 BOOT, SPARE = "evertrain.torch.boot", "evertrain.torch.spare"
 GLOO_HOST, GLOO_INTERFACE = "EVERTRAIN_GLOO_HOST", "GLOO_SOCKET_IFNAME"
@@ -158,7 +158,7 @@ class Spawner:
             wrapper = [sys.executable, "-I", "-S", orphan.__file__, str(os.getpid())]
             command = [*wrapper, config.script, *config.script_args]
         else:
-            command = [self._python(), "-u", "-m", BOOT, *self._arguments()]
+            command = [self._python(), "-u", "-m", BOOT, title.OPTION, str(rank), *self._arguments()]
         process = self._start(Process, command, self._rank_environment(rank, incarnation))
         self._give_rank(process, rank, incarnation)
         return process
@@ -176,7 +176,7 @@ class Spawner:
             # What a script may read before it needs its rank is the same for all ranks.
             for_a_rank = self._rank_environment(self._config.first_rank, 0)
             environment |= {name: value for name, value in for_a_rank.items() if name not in _OF_ONE_RANK}
-        command = [self._python(), "-u", "-m", SPARE]
+        command = [self._python(), "-u", "-m", SPARE, title.OPTION, title.UNKNOWN, *self._arguments()]
         try:
             process = self._start(SpareProcess, command, environment, theirs.fileno())
         finally:

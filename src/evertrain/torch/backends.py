@@ -114,9 +114,12 @@ class Gloo(Backend):
 
 def _gloo_device() -> Any:
     host, interface = os.environ.get(GLOO_HOST), os.environ.get(GLOO_INTERFACE)
+    create_device = dist.ProcessGroupGloo.create_device
+    # Older versions of torch connect at once and know no other way.
+    eager = {"lazy_init": False} if "lazy_init" in (create_device.__doc__ or "") else {}
     if host or not interface:
-        return dist.ProcessGroupGloo.create_device(hostname=host or "127.0.0.1", lazy_init=False)
-    return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0], lazy_init=False)
+        return create_device(hostname=host or "127.0.0.1", **eager)
+    return create_device(interface=interface.split(",")[0], **eager)
 
 
 class OnDevice(Backend):
@@ -203,6 +206,15 @@ class Hccl(OnDevice):
 
 
 _BACKENDS: dict[str, type[Backend]] = {"cpu": Gloo, "cuda": Nccl, "npu": Hccl}
+
+
+def best_device() -> str:
+    """The kind of device that a script without a word about it means. A torch that was built for CUDA may be on a
+    machine without any, which `torch.accelerator` does not look at (and older versions lack)."""
+    for kind in ("npu", "cuda"):
+        if hasattr(torch, kind) and getattr(torch, kind).is_available():
+            return kind
+    return "cpu"
 
 
 def pick(device_type: str) -> Backend:

@@ -1,6 +1,8 @@
 """The first code in every rank's process: prepare it, then run the user's script as `python script.py` would.
 
-    python -m evertrain.torch.boot [--module] -- script.py ARG...
+    python -m evertrain.torch.boot [--rank N] [--module] -- script.py ARG...
+
+The rank is for people who look at the list of processes (`title`).
 
 What has to be arranged before the script: the process must not outlive its agent, its stack must be readable from
 outside at any time, the descriptors it inherited must not leak into processes that the script starts, and torch's
@@ -25,7 +27,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
-from evertrain.mindio import board, lifeline
+from evertrain.mindio import board, lifeline, title
 from evertrain.torch import lazy_dynamo
 
 AGENT_PID = "EVERTRAIN_AGENT_PID"
@@ -82,8 +84,10 @@ def parse(argv: list[str]) -> tuple[bool, list[str]]:
     if "--" in argv:
         at = argv.index("--")
         options, arguments = argv[:at], argv[at + 1 :]
+    if options[:1] == [title.OPTION]:
+        options = options[2:]
     if not arguments or options not in ([], ["--module"]):
-        _refuse("usage: python -m evertrain.torch.boot [--module] -- script.py ARG...")
+        _refuse("usage: python -m evertrain.torch.boot [--rank N] [--module] -- script.py ARG...")
     return bool(options), arguments
 
 

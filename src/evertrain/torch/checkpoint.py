@@ -59,6 +59,7 @@ ADVICE = {
     errno.EPERM: "this user may not write there: correct the permissions or choose another checkpoint directory",
     errno.EROFS: "the file system is read-only: choose another checkpoint directory",
     errno.ENOENT: "the checkpoint directory is gone: create it again or choose another",
+    errno.EEXIST: "it is a file: choose another checkpoint directory",
     errno.ENOTDIR: "a part of that path is a file: choose another checkpoint directory",
     errno.EIO: "the disk reports an error: look into the kernel's log, choose another checkpoint directory",
 }

@@ -101,7 +101,11 @@ def _told_to_leave(processor: Processor) -> bool:
 def prepare_script() -> None:
     """The script has imported `Training`: its own `init_process_group` must not wait for peers that train already."""
     global _undo_patch
-    if _undo_patch is None and is_launched():
+    if _undo_patch is None and not is_launched():
+        from evertrain.torch import unprotected
+
+        _undo_patch = unprotected.patch_init_process_group()
+    elif _undo_patch is None:
         import torch
 
         from evertrain.torch.prelude import patch_init_process_group

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from evertrain.mindio import board
+from evertrain.mindio import board, title
 from evertrain.torch import boot
 
 RANK_VARIABLES = frozenset(
@@ -79,6 +79,7 @@ class Link:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        title.show_rank(os.environ.get("RANK", ""))
         boot.mark_boot()
         return order.get("argv", [])
 

@@ -29,7 +29,7 @@ from torch.distributed import device_mesh
 
 from evertrain.mindio.protocol import PRELUDE
 from evertrain.torch import groups
-from evertrain.torch.backends import Backend, Gloo, pick
+from evertrain.torch.backends import Backend, Gloo, best_device, pick
 from evertrain.torch.default_group import default_installed
 from evertrain.torch.lasting import WORLD, keeper
 from evertrain.torch.store import LinkStore, StoreLink
@@ -253,7 +253,7 @@ def _backend_named(name: str | None) -> Backend:
     for part, device in (("hccl", "npu"), ("nccl", "cuda")):
         if name and part in name.lower():
             return pick(device)
-    return pick("cpu" if name else (torch.accelerator.current_accelerator() or torch.device("cpu")).type)
+    return pick("cpu" if name else best_device())
 
 
 def _flatten(value: Any) -> Any:

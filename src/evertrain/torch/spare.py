@@ -1,6 +1,6 @@
 """A process in reserve: everything that a rank needs is imported and has run once, only the rank is missing.
 
-    python -m evertrain.torch.spare
+    python -m evertrain.torch.spare [--rank unknown ...]
 
 "torch is imported" is not warm: the first backward pass, optimizer, process group and loader each load code or start
 threads, a second in all. So the spare takes a real training step on a toy model, forgets it, puts the random number
@@ -10,6 +10,8 @@ With EVERTRAIN_PARK=1 it doesn't wait there but runs the script of EVERTRAIN_PAR
 up to the point where that needs its rank: then the script's imports and the building of its model cost nothing after
 a fault either. EVERTRAIN_WARM_IMPORTS names modules, separated by commas, that the script will want, and
 EVERTRAIN_LEARNED_IMPORTS those of torch that the ranks have imported (`imports`).
+
+Its own command line is for people who look at the list of processes (`title`).
 
 Nothing in the warm-up may run with more threads than the rank will have: an OpenMP pool keeps its size.
 """
@@ -50,6 +52,7 @@ _TORCH_MODULES = (
 
 
 def main() -> None:
+    del sys.argv[1:]
     # The launcher gives every rank one thread unless the user says otherwise; torch reads it when it is imported.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     boot.prepare()

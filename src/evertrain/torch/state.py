@@ -114,7 +114,8 @@ class TrainingState:
         elements = sum(param.numel() for param in self._params.values())
         shapes = ", ".join(f"{name}{list(param.shape)}" for name, param in list(self._params.items())[:3])
         kinds = "+".join(type(optimizer).__name__ for optimizer in self.optimizers)
-        return f"{len(self._params)} parameters with {elements} elements ({shapes}, ...), {kinds}"
+        more = f", with {', '.join(sorted(self._named))}" if self._named else ""
+        return f"{len(self._params)} parameters with {elements} elements ({shapes}, ...), {kinds}{more}"
 
     def nbytes(self) -> int:
         """About as many bytes as a repair moves: weights, and two moments for each."""
@@ -158,14 +159,16 @@ class TrainingState:
             "rest": rest,
             "rest_digest": codec.digest(codec.pack(rest)),
             "fingerprint": self.fingerprint,
+            "summary": self.summary,
         }
 
     def load(self, tree: dict[str, Any]) -> None:
         """Take over a whole state. Parameter tensors that are already in place (received there) are not copied."""
         if tree["fingerprint"] != self.fingerprint:
             raise StateError(
-                f"the state was made by another model or optimizer than this one ({self.summary}); if that is meant, "
-                "use another checkpoint directory"
+                f"the state was made by another model or optimizer ({tree.get('summary', 'without a description')}) "
+                f"than this one ({self.summary}{self._difference(tree['params'])}); if that is meant, use another "
+                "checkpoint directory"
             )
         rest = tree["rest"]
         if codec.digest(codec.pack(rest)) != tree["rest_digest"]:
@@ -191,6 +194,15 @@ class TrainingState:
         self.positions = {name: (epoch, index) for name, (epoch, index) in rest["data"].items()}
         self.clear_gradients()
         self.snapshot()
+
+    def _difference(self, others: Mapping[str, torch.Tensor]) -> str:
+        """The first parameter of which there are two kinds: a description may show only what they have in common."""
+        for name, param in self._weights.items():
+            other = others.get(name)
+            if other is None or (other.shape, other.dtype) != (param.shape, param.dtype):
+                there = "missing" if other is None else f"{list(other.shape)} {other.dtype}"
+                return f"; {name} is {list(param.shape)} {param.dtype} here and {there} there"
+        return ""
 
     def _load_scaler(self, state: dict[str, Any] | None) -> None:
         if self.scaler is None or state is None:

@@ -34,6 +34,7 @@ from evertrain.mindio import board as activities
 from evertrain.mindio import faultspec
 from evertrain.mindio.board import FAULT_BOARD_FD, Board, FaultBoard
 from evertrain.torch import codec, link, parking, rng
+from evertrain.torch.checkpoint import CheckpointError
 from evertrain.torch.data import Feed
 from evertrain.torch.default_group import check_torch
 from evertrain.torch.errors import NO_STEPS, NOT_RESILIENT, UsageError
@@ -108,7 +109,7 @@ class Training:
         self._every = checkpoint_every
         seed = torch.initial_seed() if seed is None else seed
         self._state = TrainingState(model, optimizer, scheduler, scaler, extra, seed)
-        self._checkpoints = PartCheckpoints(Path(directory), keep, on_result=self._on_checkpoint) if directory else None
+        self._checkpoints = self._open(Path(directory), keep) if directory else None
         self._feeds = Feeds(self._state, sampler, self.rank, self.world_size)
         self._calls = 0
         self._board = link.board()
@@ -336,6 +337,12 @@ class Training:
         self._rounds.reset()
 
     # Checkpoints.
+
+    def _open(self, directory: Path, keep: int) -> PartCheckpoints:
+        try:
+            return PartCheckpoints(directory, keep, on_result=self._on_checkpoint)
+        except CheckpointError as error:
+            raise UsageError(str(error)) from error  # told once for all ranks
 
     def _checkpoint(self, step: int) -> None:
         if step == 0 or step % self._every or self._checkpoints is None:

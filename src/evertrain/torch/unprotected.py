@@ -6,12 +6,15 @@ there to notice a fault and to lead a recovery. It says so once.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import device_mesh
 
 from evertrain.mindio.board import Board
 from evertrain.torch import backends
@@ -20,6 +23,45 @@ from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import TrainingState
 
 T = TypeVar("T")
+
+_PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def patch_init_process_group() -> Callable[[], None]:
+    """Under plain `python` a script's own `init_process_group()` makes a group of one; returns a function that takes
+    the patch back. Whoever says anything about the other processes, with arguments or variables, is taken at their
+    word."""
+    original = c10d.init_process_group
+
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: dist.Store | None = None,
+        *args: Any,
+        **options: Any,
+    ) -> None:
+        told = init_method not in (None, "env://") or (world_size, rank, store) != (-1, -1, None)
+        if not told and not any(name in os.environ for name in _PLACE):
+            init_method, world_size, rank, store = None, 1, 0, dist.HashStore()
+            print(
+                "evertrain: there is no RANK in the environment: init_process_group made a group of this process alone",
+                file=sys.stderr,
+                flush=True,
+            )
+        original(backend, init_method, timeout, world_size, rank, store, *args, **options)
+
+    modules = (c10d, dist, device_mesh)
+    for module in modules:
+        module.init_process_group = init_process_group
+
+    def undo() -> None:
+        for module in modules:
+            module.init_process_group = original
+
+    return undo
 
 
 class Unprotected:

@@ -48,6 +48,8 @@ if trouble == "ddp":
     model = nn.parallel.DistributedDataParallel(model)
 if trouble == "before-training" and rank == 1:
     raise RuntimeError("the data set is not where it should be")
+if trouble == "bad-directory":
+    rest = ["/dev/null"]
 extra = {}
 if trouble == "bad-extra":
     extra = {"thing": nn.Identity(), "function": lambda: None}
@@ -131,6 +133,8 @@ if trouble == "evaluates-outside":
         training.model(data[:4][0])
     training.model.eval()(data[:4][0])
     training.model.train()
+if trouble == "never-called":
+    sys.exit()
 train()
 if trouble == "evaluates-outside":
     training.model.eval()(data[:4][0])

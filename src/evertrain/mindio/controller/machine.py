@@ -232,9 +232,11 @@ class Machine(Succession):
             self._explain(fault)
 
     def _on_ended(self, ended: Ended) -> None:
-        detail = "ended with code 0 before the training was over"
-        fault = Fault(kind="exit", rank=ended.rank, incarnation=ended.incarnation, detail=detail, exit_code=0)
         member = self._member(ended.rank, ended.incarnation)
+        detail = "ended with code 0 before the training was over"
+        if member is not None and member.out is None and not self._trained:
+            detail = "ended with code 0 and never called a function with @training.resilient"
+        fault = Fault(kind="exit", rank=ended.rank, incarnation=ended.incarnation, detail=detail, exit_code=0)
         if self.is_prepared(ended.rank, ended.incarnation):
             self._shadow_failed("it ended with code 0 before it got to the training")
         elif member is None:
