@@ -216,7 +216,8 @@ def _show_incident(incident: dict[str, Any]) -> None:
 
 def _show_proof(calm: Run, killed: Run) -> bool:
     same = True
-    print(f"   {'':<8}{'weights and optimizer':<42}consumed samples")
+    print("   Each rank has all weights and the log of who used which samples in which step: every row is the same.")
+    print(f"   {'':<8}{'weights and optimizer':<42}samples of all ranks")
     print(f"   {'':<8}{'undisturbed':<19}{'killed':<23}{'undisturbed':<19}killed")
     for rank in sorted(calm.results):
         left, right = calm.results[rank], killed.results[rank]
