@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from types import SimpleNamespace
 
@@ -104,6 +105,8 @@ def test_prefix_template_of_torchrun(script):
     path = script("print('x')")
     env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name}/${rank}> "}
     assert launch("--role=tr", path, env=env).out == "<tr/0> x\n"
+    option = "--log-line-prefix-template=${hostname}:${local_rank} "
+    assert launch(option, path, env=env).out == f"{socket.gethostname()}:0 x\n"
 
 
 def test_a_reader_that_stops_reading_blocks_the_ranks_output_but_nothing_else(script, tmp_path):

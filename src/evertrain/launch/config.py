@@ -65,6 +65,8 @@ class LaunchConfig:
     tee: Mapping[int, int]
     shown_ranks: frozenset[int]
     """Local ranks whose output goes to the console."""
+    line_prefix: str | None
+    """torchrun's template for what stands before each line of a rank, if one was given."""
     stdout_filters: tuple[str, ...]
     stderr_filters: tuple[str, ...]
     signals: tuple[int, ...]
@@ -180,6 +182,7 @@ def build(
         redirects=_streams(values["redirects"], local_size, "--redirects"),
         tee=_streams(values["tee"], local_size, "--tee"),
         shown_ranks=frozenset(shown),
+        line_prefix=values["log_line_prefix_template"],
         stdout_filters=tuple(filter(None, values["duplicate_stdout_filters"])),
         stderr_filters=tuple(filter(None, values["duplicate_stderr_filters"])),
         signals=_signals(values["signals_to_handle"]),
@@ -203,6 +206,8 @@ def _refuse_unsupported(values: dict[str, Any]) -> None:
         raise ConfigError("--logs-specs is not supported: plug-ins of torchrun's own logging can't be loaded here")
     if values["numa_binding"]:
         raise ConfigError("--numa-binding is not supported; bind the launcher itself, for example with numactl")
+    if values["print_completion"]:
+        raise ConfigError("--print-completion is not supported: there is no completion for `evertrain launch`")
     if values["event_log_handler"] != "null":
         raise ConfigError("--event-log-handler is not supported; --ft-events writes the events of a run to a file")
     if values["module"] and values["no_python"]:

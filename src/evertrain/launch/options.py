@@ -1,7 +1,8 @@
 """Every option of `evertrain launch` in one table: its spellings, where its value may come from, and what it means.
 
-The flags of torchrun 2.13 keep their names, both spellings, their meaning on one node and their `PET_*` variables, so
-that a torchrun command line works unchanged. Evertrain's own begin with `--ft-` and have `EVERTRAIN_*` variables.
+The flags of torchrun (2.13 to 2.15) keep their names, both spellings, their meaning on one node and their `PET_*`
+variables, so that a torchrun command line works unchanged. Evertrain's own begin with `--ft-` and have `EVERTRAIN_*`
+variables.
 """
 
 from __future__ import annotations
@@ -201,6 +202,11 @@ OPTIONS: tuple[Option, ...] = (
         "tee", LOGS, flags=("-t", "--tee"), default="0", metavar="STD",
         help="write streams to files and to the console (format as in -r)",
     ),
+    Option(
+        "log_line_prefix_template", LOGS, metavar="TEXT",
+        help="prefix of each line of a rank, with ${role_name}, ${local_rank}, ${rank} and ${hostname} (default: "
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or '[rank${rank}]: ')",
+    ),
     Option("local_ranks_filter", LOGS, default="", metavar="RANKS", help="show only these ranks on the console: 0,1"),
     Option(
         "duplicate_stdout_filters", LOGS, convert=_comma_list, default=[], metavar="TEXTS",
@@ -242,6 +248,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("event_log_handler", RENDEZVOUS, default="null", metavar="NAME", help="only null; events go to --ft-events"),
     Option("logs_specs", RENDEZVOUS, metavar="NAME", help="not supported"),
     Option("numa_binding", RENDEZVOUS, metavar="MODE", help="not supported"),
+    Option("print_completion", RENDEZVOUS, metavar="SHELL", help="not supported"),
     Option(
         "signals_to_handle", RENDEZVOUS, default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", metavar="SIGNALS",
         help="signals that end the job in an orderly way; a second one ends it at once",

@@ -15,6 +15,7 @@ import contextlib
 import os
 import queue
 import re
+import socket
 import string
 import tempfile
 import threading
@@ -230,7 +231,9 @@ class Outputs:
         self.files = Writer("evertrain-files")
         for writer in (*self._writers.values(), self.files):
             writer.on_caught_up = self._wake
-        self._template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
+        self._template = config.line_prefix
+        if self._template is None:
+            self._template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
 
     def _wake(self) -> None:
         """Called by a writer's thread."""
@@ -261,7 +264,8 @@ class Outputs:
         to_file = (config.redirects[local] | config.tee[local]) & which
         to_console = local in config.shown_ranks and (not to_file or config.tee[local] & which)
         needles = config.stdout_filters if which == STDOUT else config.stderr_filters
-        prefix = string.Template(self._template).safe_substitute(rank=rank, local_rank=local, role_name=config.role)
+        names = {"rank": rank, "local_rank": local, "role_name": config.role, "hostname": socket.gethostname()}
+        prefix = string.Template(self._template or "").safe_substitute(names)
         return Route(
             prefix=prefix.encode(),
             console=self._console[which - 1] if to_console else None,
