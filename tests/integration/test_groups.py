@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from evertrain.torch import attic, backends, groups
 from evertrain.torch.default_group import check_torch, default_installed, install_default, uninstall_default
@@ -122,6 +123,9 @@ def test_this_torch_has_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     check_torch()
     monkeypatch.delattr(dist.distributed_c10d, "_update_default_pg")
     with pytest.raises(UsageError, match="lacks torch.distributed.distributed_c10d._update_default_pg"):
+        check_torch()
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.5.1+cu124"))
+    with pytest.raises(UsageError, match=r"torch 2.5.1\+cu124 is not supported: version 2.6 or newer"):
         check_torch()
 
 

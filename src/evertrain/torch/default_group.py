@@ -21,6 +21,9 @@ from evertrain.torch.errors import UsageError
 _SUBGROUP_TIMEOUT = 1800.0
 """torch's own default for groups that a script makes with `new_group`."""
 
+OLDEST = "2.6"
+"""The first torch in which a process group is made of a store, a rank and a size alone."""
+
 _WORLD = ("default_pg", "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg",
           "pg_coalesce_state", "group_count")  # fmt: skip
 _MODULE = ("_world", "_update_default_pg", "_register_process_group", "_unregister_process_group",
@@ -30,7 +33,9 @@ _GLOO = ("_Options", "create_device")
 
 
 def check_torch() -> None:
-    """Raise UsageError with the names of what this torch lacks, if anything."""
+    """Raise UsageError if this torch is too old, or with the names of what it lacks."""
+    if torch.__version__ < OLDEST:
+        raise UsageError(f"torch {torch.__version__} is not supported: version {OLDEST} or newer is needed")
     missing = [f"torch.distributed.distributed_c10d.{name}" for name in _MODULE if not hasattr(c10d, name)]
     if not missing:
         missing += [f"distributed_c10d._world.{name}" for name in _WORLD if not hasattr(c10d._world, name)]

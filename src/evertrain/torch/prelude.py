@@ -30,7 +30,7 @@ from torch.distributed import device_mesh
 from evertrain.mindio.protocol import PRELUDE
 from evertrain.torch import groups
 from evertrain.torch.backends import Backend, Gloo, best_device, pick
-from evertrain.torch.default_group import default_installed
+from evertrain.torch.default_group import check_torch, default_installed
 from evertrain.torch.lasting import WORLD, keeper
 from evertrain.torch.store import LinkStore, StoreLink
 
@@ -224,6 +224,7 @@ def patch_init_process_group(
             if given not in (-1, actual):
                 raise ValueError(f"init_process_group got {name}={given}, but this process was launched with {actual}")
         link, all_meet = connect(), first()
+        check_torch()
         chosen = _backend_named(backend)
 
         def build(name: str, ranks: list[int]) -> Prelude:
