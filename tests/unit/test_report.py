@@ -34,3 +34,12 @@ def test_what_is_left_after_a_signal() -> None:
     assert report.saved_line(53, "ck/53", "ck") == "checkpoint of step 53 in ck; the same command goes on from it"
     assert "--ft-checkpoint-dir" in report.saved_line(-1, "", None)
     assert report.saved_line(-1, "", "ck").startswith("nothing saved in ck")
+
+
+def test_an_incident_is_named_after_its_cause() -> None:
+    link = {"kind": "link", "rank": 0, "step": 7, "detail": "connection closed by peer"}
+    cause = {"kind": "exception", "rank": 1, "step": 7, "detail": "RuntimeError: no more data"}
+    record = {"faults": [link, cause], "outcome": "recovered", "decision": "retry", "step": 7, "total_ms": 40.0}
+    line = report.incident_line(record)
+    assert line.startswith("rank 1 raised RuntimeError: no more data at step 7 and 1 more fault; the step was")
+    assert report.incident_line(record | {"faults": [link]}).startswith("rank 0 lost its link to another rank at step")

@@ -59,7 +59,9 @@ def fault_sentence(fault: Mapping[str, Any]) -> str:
 def incident_line(record: Mapping[str, Any], warm_ranks: Collection[int] = ()) -> str:
     """The whole incident in one line."""
     faults = record.get("faults") or [{}]
-    line = fault_sentence(faults[0])
+    # Survivors often notice first that a link broke; what broke it is the news.
+    first = next((fault for fault in faults if fault.get("kind") not in ("link", "disconnected")), faults[0])
+    line = fault_sentence(first)
     if len(faults) > 1:
         line += f" and {len(faults) - 1} more fault{'s' if len(faults) > 2 else ''}"
     outcome, decision = record.get("outcome"), record.get("decision")
@@ -68,7 +70,7 @@ def incident_line(record: Mapping[str, Any], warm_ranks: Collection[int] = ()) -
     if outcome == "restarted" and record.get("step", -1) < 0:
         return f"{line}; all processes are restarted"
     step = record.get("step", -1)
-    failed_at = faults[0].get("step", -1)
+    failed_at = first.get("step", -1)
     if decision == "retry" and isinstance(failed_at, int) and 0 <= failed_at < step:
         line += "; the others had completed the step, and it took their state"
     else:
