@@ -276,6 +276,7 @@ def test_connections_that_break_although_nobody_died(tmp_path: Path, undisturbed
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(400)  # eight processes that all import torch
 def test_the_example_as_a_user_runs_it_twice(tmp_path: Path, undisturbed: Any) -> None:
     """Plain processes; the second run in the same directory has new connections and the checkpoint of the first."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "WORLD_SIZE": "4", "OMP_NUM_THREADS": "1",
@@ -288,7 +289,11 @@ def test_the_example_as_a_user_runs_it_twice(tmp_path: Path, undisturbed: Any) -
             subprocess.Popen(command, env={**variables, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
             for rank in range(WORLD)
         ]
-        results = [json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks]
+        try:
+            results = [json.loads(rank.communicate(timeout=180)[0].splitlines()[-1]) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
         assert [rank.returncode for rank in ranks] == [0] * WORLD
         weights.append({result["weights"] for result in results})
     assert weights[0] == {undisturbed[21][0][2]} and len(weights[1]) == 1
