@@ -20,11 +20,44 @@ _IN_Q_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
 _IN_NONBLOCK, _IN_CLOEXEC = 0o4000, 0o2000000
 
 
-def files(folder: Path, attempt: int) -> list[Path]:
-    """The log of one run of a container, oldest first."""
-    current = folder / f"{attempt}.log"
-    rotated = sorted(folder.glob(f"{attempt}.log.*"), key=lambda path: -int(path.suffix[1:]))
-    return [*rotated, *([current] if current.exists() else [])]
+def opened(folder: Path, attempt: int) -> list[BinaryIO]:
+    """The log of one run of a container, oldest first, ready to be read.
+
+    A file gets the next number when a new one is begun. The newest is opened before those with numbers are, and they
+    are gone through one by one rather than listed, so nothing can be missing between them.
+    """
+    newest = _open(folder / f"{attempt}.log")
+    highest = max((int(path.suffix[1:]) for path in folder.glob(f"{attempt}.log.*")), default=0)
+    older = _opened(folder, attempt, range(highest, 0, -1))
+    found = older[::-1] + _opened(folder, attempt, itertools.count(highest + 1))
+    if newest is not None:
+        if _identity(newest) in map(_identity, found) or not os.fstat(newest.fileno()).st_nlink:
+            newest.close()  # it has got its number meanwhile, or is even dropped
+        else:
+            found.append(newest)
+    return found
+
+
+def _opened(folder: Path, attempt: int, numbers: Iterable[int]) -> list[BinaryIO]:
+    """Up to the first that isn't there."""
+    found = []
+    for number in numbers:
+        file = _open(folder / f"{attempt}.log.{number}")
+        if file is None:
+            break
+        found.append(file)
+    return found
+
+
+def _open(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
+
+
+def _identity(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_ino
 
 
 class Filter:
@@ -57,10 +90,11 @@ class Filter:
         return found
 
 
-def entries(paths: list[Path]) -> Iterator[bytes]:
-    """Whole lines of the files."""
-    for path in paths:
-        with path.open("rb") as file:
+def entries(given: Iterable[BinaryIO]) -> Iterator[bytes]:
+    """Whole lines of the files, which are closed."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(file) for file in given]
+        for file in files:
             yield from (line.rstrip(b"\n") for line in file if line.endswith(b"\n"))
 
 
@@ -87,13 +121,14 @@ async def follow(
     the directory changes; whoever makes it true sees to that (see `wake`)."""
     with watcher.watch(folder) as changed, contextlib.ExitStack() as stack:
         over = ended()
-        paths = files(folder, attempt)
-        current: BinaryIO | None = stack.enter_context(paths[-1].open("rb")) if paths else None
-        if current is not None:
+        current: BinaryIO | None = None
+        if there := opened(folder, attempt):
+            *older, current = there
+            stack.push(current)
             data = current.read()
             whole = data.rfind(b"\n") + 1
             current.seek(whole)
-            so_far = itertools.chain(entries(paths[:-1]), data[:whole].split(b"\n")[:-1])
+            so_far = itertools.chain(entries(older), data[:whole].split(b"\n")[:-1])
             for piece in pieces(last(so_far, tail), chosen):
                 yield piece
         rest = b""
@@ -105,6 +140,7 @@ async def follow(
                     yield piece
                 await asyncio.sleep(0)
             if newer is not None:
+                stack.close()  # a file that was dropped occupies the disk as long as somebody has it open
                 current, rest = stack.enter_context(newer), b""
                 continue
             if over:
@@ -117,20 +153,17 @@ async def follow(
 def _newer(folder: Path, attempt: int, current: BinaryIO | None) -> BinaryIO | None:
     """The file after the current one, if the log was rotated. Looked for before the current one is read to its end:
     what was written to that before the change is in it then."""
-    here = None if current is None else os.fstat(current.fileno()).st_ino
-    oldest: Path | None = None
-    found = False
-    for path in files(folder, attempt):
-        try:
-            number = path.stat().st_ino
-        except OSError:
-            continue
-        if found:
-            return path.open("rb")
-        found = number == here
-        oldest = oldest or path
-    # The current one is the newest, or it has been dropped.
-    return None if found or oldest is None else oldest.open("rb")
+    here = None if current is None else _identity(current)
+    with contextlib.suppress(OSError):
+        if (folder / f"{attempt}.log").stat().st_ino == here:
+            return None
+    found = opened(folder, attempt)
+    places = [_identity(file) for file in found]
+    # One that is no longer there has been dropped, and the oldest that is left comes after it.
+    wanted = places.index(here) + 1 if here in places else 0
+    for file in (*found[:wanted], *found[wanted + 1 :]):
+        file.close()
+    return found[wanted] if wanted < len(found) else None
 
 
 def pieces(given: Iterable[bytes], chosen: Filter) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evertrain.embedded.node import addresses, logs, status
+from evertrain.embedded.node import addresses, containers, logs, status
 from evertrain.embedded.node.config import NodeConfig, base_environment, capacity, node_object, node_status
 from evertrain.embedded.node.engine import Engine
 from evertrain.embedded.node.lifecycle import Running, Waiting
@@ -265,7 +265,7 @@ class VirtualNode:
         attempt = self._attempt(pod, name)
         if request.previous:
             attempt -= 1
-            if attempt < 0 or not logs.files(folder, attempt):
+            if attempt < 0 or not (folder / containers.log_name(attempt)).exists():
                 raise LogsUnavailable(
                     f'previous terminated container "{name}" in pod "{pod["metadata"]["name"]}" not found'
                 )
@@ -280,7 +280,7 @@ class VirtualNode:
             async for piece in logs.follow(self.machine.watcher, folder, attempt, request.tail, chosen, ended):
                 yield piece
             return
-        for piece in logs.pieces(logs.last(logs.entries(logs.files(folder, attempt)), request.tail), chosen):
+        for piece in logs.pieces(logs.last(logs.entries(logs.opened(folder, attempt)), request.tail), chosen):
             yield piece
             await asyncio.sleep(0)
 

@@ -24,6 +24,7 @@ class LogWriter:
         self._max_files = max_files
         self._file = self._open(name)
         self._size = os.fstat(self._file).st_size
+        self._rotated = 0
         self._partial: dict[str, bytes] = {}
         self._torn = False
         """The file ends within a line."""
@@ -84,13 +85,14 @@ class LogWriter:
             self._lost += min(len(view), len(data))
 
     def _rotate(self) -> None:
-        """The new file first: if it can't be, everything stays as it is."""
+        """The new file first: if it can't be, everything stays as it is. Numbers grow and are never used again, so that
+        readers know what follows what."""
         new = self._open(f".{self._name}")
-        for number in range(self._max_files - 2, 0, -1):
-            with contextlib.suppress(FileNotFoundError):
-                self._rename(f"{self._name}.{number}", f"{self._name}.{number + 1}")
-        self._rename(self._name, f"{self._name}.1")
+        self._rotated += 1
+        self._rename(self._name, f"{self._name}.{self._rotated}")
         self._rename(f".{self._name}", self._name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._name}.{self._rotated - self._max_files + 1}", dir_fd=self._folder)
         os.close(self._file)
         self._file, self._size, self._torn = new, 0, False
 
