@@ -135,7 +135,7 @@ def terminated(item: Object, index: int = 0) -> Object:
 
 
 def conditions(item: Object) -> dict[str, str]:
-    return {condition["type"]: condition["status"] for condition in item["status"]["conditions"]}
+    return {condition["type"]: condition["status"] for condition in item["status"].get("conditions") or []}
 
 
 def processes(word: str) -> list[psutil.Process]:

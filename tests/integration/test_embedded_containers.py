@@ -138,3 +138,24 @@ def test_a_pod_for_which_no_address_is_left_waits_for_one(tmp_path: Path, monkey
             await cluster.phase("b", "Succeeded")
 
     run(main())
+
+
+def test_a_status_that_somebody_else_has_written_is_put_right(tmp_path: Path) -> None:
+    """As the node controller does, when the node was silent for a while and is back."""
+
+    async def main() -> None:
+        async with small_cluster(tmp_path) as cluster:
+            await cluster.create(pod("a", "sleep", "600"))
+            running = await cluster.until("a", lambda p: conditions(p).get("Ready") == "True")
+            changed = [
+                {**condition, "status": "False"} if condition["type"] == "Ready" else condition
+                for condition in running["status"]["conditions"]
+            ]
+            wrong = await cluster.kube.patch(POD, "a", "default", {"status": {"conditions": changed}}, status=True)
+            assert conditions(wrong)["Ready"] == "False"
+            since = int(wrong["metadata"]["resourceVersion"])
+            await cluster.until(
+                "a", lambda p: conditions(p)["Ready"] == "True" and int(p["metadata"]["resourceVersion"]) > since
+            )
+
+    run(main())

@@ -23,7 +23,7 @@ from embedded_nodes import (
     state,
     terminated,
 )
-from evertrain.kube.port import CONFIG_MAP, NODE, POD, SECRET, SERVICE, Object
+from evertrain.kube.port import CONFIG_MAP, LEASE, NODE, POD, SECRET, SERVICE, Object
 
 ISOLATED = [True, False]
 
@@ -439,6 +439,10 @@ def test_a_deadline_ends_the_pod(tmp_path: Path) -> None:
             await cluster.create(pod("a", "sleep", "600", activeDeadlineSeconds=1, terminationGracePeriodSeconds=5))
             failed = await cluster.phase("a", "Failed")
             assert failed["status"]["reason"] == "DeadlineExceeded"
+            volumes = [{"name": "v", "configMap": {"name": "never-there"}}]
+            await cluster.create(pod("b", "true", activeDeadlineSeconds=1, volumes=volumes))
+            failed = await cluster.phase("b", "Failed")
+            assert failed["status"]["reason"] == "DeadlineExceeded"
 
     run(main())
 
@@ -482,6 +486,20 @@ def test_probes(tmp_path: Path) -> None:
             (tmp_path / "nodes/node-0/pods" / uid / "volumes/flags/live").unlink()
             await cluster.until("a", lambda p: p["status"]["containerStatuses"][0]["restartCount"] == 1)
             assert any("Liveness probe failed" in event for event in await cluster.events("a"))
+
+    run(main())
+
+
+def test_a_node_renews_its_lease(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with small_cluster(tmp_path, lease_seconds=0.2) as cluster:
+            times = set()
+            async with asyncio.timeout(20):
+                while len(times) < 3:
+                    for lease in (await cluster.kube.list(LEASE)).items:
+                        assert lease["spec"]["holderIdentity"] == "node-0"
+                        times.add(lease["spec"]["renewTime"])
+                    await asyncio.sleep(0.02)
 
     run(main())
 

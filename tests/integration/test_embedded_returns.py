@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded_nodes import SmallCluster, pod, ready, run, small_cluster, soon, state, terminated
-from evertrain.kube.port import POD, Kind, Object
+from evertrain.kube.port import CONFIG_MAP, POD, Kind, Object
 
 
 class Mute:
@@ -69,7 +69,7 @@ def test_nothing_is_run_twice_and_no_end_is_lost_when_the_node_dies_before_it_co
 
 def test_a_program_that_was_asked_to_end_is_not_done(tmp_path: Path) -> None:
     """The node ends in order, and so does the pod: with 0, but not because it had finished its work."""
-    polite = "trap 'exit 0' TERM; echo ready; while true; do sleep 0.05; done"
+    polite = f"trap 'echo x > {tmp_path}/asked; exit 0' TERM; echo ready; while true; do sleep 0.05; done"
 
     async def main() -> None:
         async with small_cluster(tmp_path) as cluster:
@@ -78,8 +78,26 @@ def test_a_program_that_was_asked_to_end_is_not_done(tmp_path: Path) -> None:
             await ready(cluster, "polite")
             await cluster.nodes["node-0"].stop()
             await asyncio.wait([cluster.tasks["node-0"]])
+            assert (tmp_path / "asked").exists()
             cluster.start(0)
             assert (await cluster.phase("polite", "Failed", "Succeeded"))["status"]["reason"] == "NodeLost"
+
+    run(main())
+
+
+def test_a_pod_that_is_over_does_not_wait_for_its_volumes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with small_cluster(tmp_path) as cluster:
+            metadata = {"name": "soon-gone", "namespace": "default"}
+            await cluster.kube.create(CONFIG_MAP, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+            volumes = [{"name": "v", "configMap": {"name": "soon-gone"}}]
+            await cluster.create(pod("a", "sleep", "600", volumes=volumes))
+            await cluster.phase("a", "Running")
+            await cluster.drop_dead("node-0")
+            await cluster.kube.delete(CONFIG_MAP, "soon-gone", "default")
+            node = cluster.start(0)
+            await cluster.phase("a", "Failed")
+            await soon(lambda: not node.workers())
 
     run(main())
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from embedded_nodes import SmallCluster, pod, small_cluster
-from evertrain.kube.port import EVENT, NODE, POD, POD_GROUP, Object
+from evertrain.embedded.scheduler.decide import decide
+from evertrain.embedded.scheduler.shell import Scheduler
+from evertrain.kube.port import EVENT, NODE, POD, POD_GROUP, Change, Object
 
 CHIP = "huawei.com/Ascend910"
 
@@ -79,6 +81,10 @@ def test_a_group_that_is_too_large_waits_and_says_so(tmp_path: Path) -> None:
             assert condition["type"] == "Unschedulable"
             assert condition["reason"] == "NotEnoughResources"
             assert condition["message"] == f"resource in cluster is overused: Insufficient {CHIP}"
+            told = f"Unschedulable: {condition['message']}"
+            async with asyncio.timeout(15):
+                while told not in await cluster.events("g"):
+                    await asyncio.sleep(0.02)
             await cluster.kube.delete(POD, "other", "default", grace=1)
             await group_phase(cluster, "g", "Inqueue")
 
@@ -104,6 +110,29 @@ def test_an_unschedulable_pod_is_explained_and_placed_when_it_can_be(tmp_path: P
             await cluster.kube.patch(NODE, "node-0", None, {"metadata": {"labels": {"disk": "fast"}}})
             done = await cluster.phase("a", "Succeeded")
             assert complaint(done) == ""
+
+    run(main())
+
+
+def test_what_was_decided_counts_before_it_is_seen(tmp_path: Path) -> None:
+    """The caches lag behind: a pod that was just bound is still shown as waiting, and its chips as free."""
+
+    async def main() -> None:
+        async with small_cluster(tmp_path, scheduler=False, npus=2) as cluster:
+            assert await cluster.machine.nodes.until(
+                lambda: bool((cluster.machine.nodes.get("node-0") or {}).get("status", {}).get("allocatable")), 20
+            )
+            scheduler = Scheduler(cluster.kube)
+            container = {"resources": {"limits": {CHIP: "1"}}}
+            await cluster.create(pod("first", "sleep", "600", container=container))
+            for cache in (scheduler._pods, scheduler._nodes, scheduler._groups, scheduler._queues):
+                await cache.refresh()
+            assert not await scheduler._carry_out(decide(scheduler._world(), 1))
+            assert decide(scheduler._world(), 2).bindings == []
+            second = await cluster.create(pod("second", "sleep", "600", container=container))
+            scheduler._pods._apply(Change("ADDED", second))
+            (binding,) = decide(scheduler._world(), 3).bindings
+            assert (binding.pod.name, binding.chips) == ("second", {CHIP: (1,)})
 
     run(main())
 

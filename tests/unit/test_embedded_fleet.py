@@ -13,7 +13,7 @@ from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
 from evertrain.embedded.fleet import Fleet
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import OFF, ON, ORDER, STATE
+from evertrain.embedded.power import OFF, ON, ORDER, STATE, VIRTUAL
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
 from evertrain.kube.port import NODE, AlreadyExists, Kube, Object
@@ -128,3 +128,16 @@ def test_a_node_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture, monkey
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
     assert "node node-0 has failed" in caplog.text
+
+
+def test_nodes_of_an_earlier_start_with_more_of_them_are_removed_and_others_are_not() -> None:
+    async def scenario() -> None:
+        world = World()
+        for name, labels in (("node-2", {VIRTUAL: "true"}), ("of-somebody-else", {"a": "b"})):
+            metadata = {"name": name, "labels": labels}
+            await world.kube.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        async with world.fleet():
+            names = {node["metadata"]["name"] for node in (await world.kube.list(NODE)).items}
+            assert names == {"node-0", "node-1", "of-somebody-else"}
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))

@@ -247,6 +247,15 @@ def test_anti_affinity_spreads_a_gang() -> None:
     assert places(decision) == {}
 
 
+def test_anti_affinity_looks_at_pods_that_have_none_themselves() -> None:
+    decision = run(
+        [pod("a", on="n0", labels={"job-name": "j"}), pod("b", labels={"job-name": "j"}, affinity=APART)], [node("n0")]
+    )
+    assert decision.complaints["default/b"] == (
+        "0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules."
+    )
+
+
 def test_the_anti_affinity_of_others_counts() -> None:
     there = pod("a", on="n0", labels={"job-name": "j"}, affinity=APART)
     decision = run([there, pod("b", labels={"job-name": "j"})], [node("n0")])

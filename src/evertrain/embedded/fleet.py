@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import OFF, ON, ORDER, STATE
+from evertrain.embedded.power import OFF, ON, ORDER, STATE, VIRTUAL
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import NODE, ApiError, Kube, NotFound, Object
 
@@ -83,7 +83,8 @@ class Fleet:
         """Nodes of an earlier start with more of them. Their pods are collected then."""
         for item in self._objects:
             name = item["metadata"]["name"]
-            if name not in self._changed and _annotation(item, STATE):
+            ours = _annotation(item, STATE) or (item["metadata"].get("labels") or {}).get(VIRTUAL)
+            if name not in self._changed and ours:
                 with contextlib.suppress(NotFound):
                     await self._kube.delete(NODE, name)
 

@@ -75,10 +75,3 @@ def pod_requests(spec: Mapping[str, Any]) -> Amounts:
 def _requests(container: Mapping[str, Any]) -> Amounts:
     resources = container.get("resources") or {}
     return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-
-
-def text(name: str, amount: int) -> str:
-    """For messages."""
-    if amount % 1000:
-        return f"{amount}m"
-    return str(amount // 1000)

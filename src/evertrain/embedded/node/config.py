@@ -13,6 +13,7 @@ from pathlib import Path
 
 import evertrain
 from evertrain.embedded.node import addresses
+from evertrain.embedded.power import VIRTUAL
 from evertrain.embedded.recorder import rfc3339
 from evertrain.kube.port import Object
 
@@ -72,7 +73,7 @@ def node_object(config: NodeConfig) -> Object:
         "kubernetes.io/arch": _ARCHITECTURES.get(machine, machine),
         "host-arch": _HOST_ARCHITECTURES.get(machine, machine),
         **({"accelerator": "huawei-Ascend910"} if config.npus else {}),
-        "evertrain.dev/virtual": "true",
+        VIRTUAL: "true",
         **config.labels,
     }
     chips = {

@@ -136,9 +136,7 @@ class Plan:
 
 def next_steps(run: PodRun, grace: float, now: float) -> Plan:
     """`grace` is the pod's terminationGracePeriodSeconds, for containers that are ended while the pod lives."""
-    if run.ending is None and run.deadline is not None and now >= run.start_time + run.deadline and not settled(run):
-        message = "Pod was active on the node longer than the specified deadline"
-        run.ending = Ending(DEADLINE, message, now, grace)
+    note_deadline(run, grace, now)
     if run.ending is not None:
         return _wind_down(run, run.ending, now)
     steps: list[Step] = []
@@ -160,6 +158,13 @@ def next_steps(run: PodRun, grace: float, now: float) -> Plan:
             return Plan([Finish()])
     later = [wake for wake in wakes if wake > now]
     return Plan(steps, min(later) if later else None)
+
+
+def note_deadline(run: PodRun, grace: float, now: float) -> None:
+    """It counts from the pod's start on, also while the pod waits for its volumes."""
+    if run.ending is None and run.deadline is not None and now >= run.start_time + run.deadline and not settled(run):
+        message = "Pod was active on the node longer than the specified deadline"
+        run.ending = Ending(DEADLINE, message, now, grace)
 
 
 def _wind_down(run: PodRun, ending: Ending, now: float) -> Plan:

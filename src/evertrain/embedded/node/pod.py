@@ -50,6 +50,7 @@ class PodWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._executions: dict[str, asyncio.Future[int]] = {}
         self._written: Object = dict(pod.get("status") or {})
+        self._written_as = _version(pod)
         self._changed = asyncio.Event()
         self.over = asyncio.Event()
         self._finished = False
@@ -68,6 +69,8 @@ class PodWorker:
             before["metadata"].get("labels") != pod["metadata"].get("labels")
         ):
             self.refresh()
+        if _version(pod) > self._written_as and status.differs(pod.get("status") or {}, self._written):
+            self._written = dict(pod.get("status") or {})  # somebody has written something else: it is put right
         self._changed.set()
 
     def vanished(self) -> None:
@@ -119,10 +122,13 @@ class PodWorker:
             self._changed.clear()
             now = time.time()
             self._look_for_end(now)
-            delay = await self._prepare(now)
-            if self._volumes is None and self.state.ending is None:
+            lifecycle.note_deadline(self.state, status.grace_period(self.pod), now)
+            will_run = self.state.ending is None and not lifecycle.settled(self.state)
+            delay = await self._prepare(now) if will_run and self._volumes is None else 0.0
+            if will_run and self._volumes is None:
                 await self._report()
-                await self._sleep(now + delay)
+                deadline = float("inf") if self.state.deadline is None else self.state.start_time + self.state.deadline
+                await self._sleep(min(now + delay, deadline))
                 continue
             plan = lifecycle.next_steps(self.state, status.grace_period(self.pod), now)
             for step in plan.steps:
@@ -175,8 +181,6 @@ class PodWorker:
 
     async def _prepare(self, now: float) -> float:
         """Address and volumes, once; how long to wait if they are not ready."""
-        if self._volumes is not None or self.state.ending is not None:
-            return 0.0
         if now < self._volumes_at:
             return self._volumes_at - now
         folder = self.folder / "volumes"
@@ -388,8 +392,8 @@ class PodWorker:
                 return
             patch: Object = {"metadata": {"uid": self.uid}, "status": wanted}
             try:
-                await self._node.kube.patch(POD, self.name, self.namespace, patch, status=True)
-                self._written = {key: value for key, value in wanted.items()}
+                done = await self._node.kube.patch(POD, self.name, self.namespace, patch, status=True)
+                self._written, self._written_as = wanted, _version(done)
                 return
             except NotFound:
                 self._gone = True
@@ -409,3 +413,8 @@ class PodWorker:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _version(pod: Object) -> int:
+    """Of the embedded API server, whose versions are numbers that grow."""
+    return int(pod["metadata"].get("resourceVersion") or 0)

@@ -47,6 +47,15 @@ def build(
     return status
 
 
+def differs(shown: Mapping[str, Any], written: Mapping[str, Any]) -> bool:
+    """Does the status say something else about the pod's state than what was written?"""
+    found, wanted = (
+        {condition.get("type"): condition.get("status") for condition in each.get("conditions") or []}
+        for each in (shown, written)
+    )
+    return shown.get("phase") != written.get("phase") or any(found.get(name) != value for name, value in wanted.items())
+
+
 def restore(pod: Object, *, now: float, base_backoff: float, records: Records | None = None) -> PodRun:
     """The pod as its status tells. With `records` the node went down meanwhile: what the status doesn't tell yet is in
     them, and whatever ran then has ended by that."""

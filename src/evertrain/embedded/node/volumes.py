@@ -140,7 +140,9 @@ def _prepare(
                 f"nfs server {server}: this cluster runs on one machine and serves nfs volumes of 127.0.0.1 only, as "
                 "directories of the machine"
             )
-        return _host_path(path, "Directory", own, prepared)
+        if not Path(path).is_dir():
+            raise VolumeError(f"nfs path {path} is not a directory of this machine")
+        return Path(path)
     kinds = [kind for kind in volume if kind != "name" and volume[kind] is not None]
     if not kinds or volume.get("emptyDir") is not None:
         own.mkdir(parents=True, exist_ok=True)
