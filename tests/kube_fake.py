@@ -217,9 +217,6 @@ class FakeKube:
     async def bind(self, pod: Object, node: str, annotations: Mapping[str, str] | None = None) -> None:
         raise AssertionError("nothing that is tested here binds")
 
-    async def log(self, name: str, namespace: str, *, tail: int | None = None) -> str:
-        return ""
-
     async def close(self) -> None:
         return None
 

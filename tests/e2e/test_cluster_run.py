@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,44 @@ def test_a_job_that_fails(up: Up, tmp_path: Path) -> None:
     end = done.stderr[done.stderr.index("evertrain run: pod failing-worker-0") :]
     assert "exit code 3" in end and "    the cause" in end
     why = "Job default/failing has failed because has pod failed."
-    assert end.splitlines()[-1] == f"evertrain run: acjob failing Failed (JobFailed): {why}"
+    last = end.splitlines()[-1]
+    assert last.startswith(f"evertrain run: acjob failing Failed (JobFailed): {why} (pod failing-worker-0: Failed on ")
+    assert last.endswith("(Error, exit code 3))")
     up.evertrain("delete", "acjob", "failing")
+
+
+def test_what_a_job_waits_for_is_said_at_once_and_at_the_end(up: Up, tmp_path: Path) -> None:
+    selector = "          nodeSelector: {no: such}\n          containers:"
+    job = small_job("waiting", "true").replace("          containers:", selector)
+    done = run_on(up, tmp_path, job, "--timeout", "2")
+    assert done.returncode == 124, done.stderr
+    why = "Unschedulable: 0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+    assert f"pod waiting-master-0: Pending ({why})\n" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == f"evertrain run: not finished after 2 s: pods waiting-master-0, waiting-worker-0: {why}"
+    up.evertrain("delete", "acjob", "waiting")
+
+
+@pytest.mark.matrix
+def test_a_job_that_can_never_start_ends_the_cluster_made_for_it(tmp_path: Path) -> None:
+    done = run(tmp_path, small_job("waiting", "true", npus=64))
+    assert done.returncode == 1, done.stderr
+    why = "Unschedulable: resource in cluster is overused: Insufficient huawei.com/Ascend910"
+    assert done.stderr.splitlines()[-1] == f"evertrain run: acjob waiting can't go on: {why}"
+
+
+def test_the_exit_code_is_that_of_the_job_even_if_nobody_reads(up: Up, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(small_job("unread", "seq 100; exit 3"))
+    process = subprocess.Popen(
+        evertrain("run", file), env=up.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert "Traceback" not in process.stderr.read()
+    assert process.wait(20) == 1
+    up.evertrain("delete", "acjob", "unread")
 
 
 def test_a_job_that_takes_too_long(up: Up, tmp_path: Path) -> None:
@@ -106,6 +143,50 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_an_interrupt_is_no_crash_at_any_moment(tmp_path: Path) -> None:
+    """Most of the first half second goes by with loading modules."""
+    (tmp_path / "job.yaml").write_text(small_job("long", "exec sleep 300"))
+    code = (
+        "import os, signal, sys, evertrain.cli.main as cli\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == sys.argv[1]: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.exit(cli.main(sys.argv[2:]))\n"
+    )
+    for module in ("evertrain.cli.manifest", "evertrain.cli.running", "lightkube.config", "evertrain.embedded.cluster"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, module, "run", str(tmp_path / "job.yaml")],
+            env=environment(tmp_path), capture_output=True, text=True, timeout=40, check=False,
+        )  # fmt: skip
+        assert (done.returncode, "Traceback" in done.stderr) == (130, False), f"{module}: {done.stderr}"
+
+
+def test_events_and_logs_are_those_of_the_object_that_is_meant(up: Up, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(small_job("again", "echo first $RANK"))
+    up.evertrain("run", file)
+    side = "            - {name: side, image: none, command: [echo, aside]}\n            - name: ascend"
+    file.write_text(small_job("again", "echo second $RANK").replace("            - name: ascend", side))
+    up.evertrain("run", file)
+    described = up.evertrain("describe", "acjob", "again").stdout
+    assert described.count("Created pod: again-worker-0") == 1
+    assert up.evertrain("logs", "again-worker-0").stdout == "second 1\n"
+    assert up.evertrain("logs", "again-worker-0", "-c", "side").stdout == "aside\n"
+    everything = up.evertrain("get", "pod/again-worker-0", "-A", check=False)
+    assert everything.returncode == 2 and "together with -A" in everything.stderr
+    up.evertrain("delete", "-f", file)
+
+
+def test_after_delete_the_pods_are_gone_too(up: Up, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(small_job("tough", "trap '' TERM; echo here; sleep 60 & wait; sleep 60"))
+    up.evertrain("run", "--timeout", "3", file, check=False)
+    assert len(up.evertrain("get", "pods", "--no-headers").stdout.splitlines()) == 2
+    up.evertrain("delete", "acjob", "tough")
+    assert up.evertrain("get", "pods", "--no-headers").stdout == ""
 
 
 def test_the_commands_without_kubectl(up: Up, tmp_path: Path) -> None:

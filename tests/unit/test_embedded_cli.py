@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
@@ -11,6 +16,7 @@ import pytest
 from evertrain.cli import main as cli
 from evertrain.cli import printing
 from evertrain.embedded import volcano
+from evertrain.kube.port import ASCEND_JOB, Kind, Listing
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 TABLE = {
@@ -135,7 +141,7 @@ def test_the_definitions_of_volcano_are_structural() -> None:
 
 
 def test_a_pod_is_described_in_one_line() -> None:
-    from evertrain.cli.following import describe_pod
+    from evertrain.cli.pods import describe_pod
 
     def pod(**status: object) -> dict:
         return {"metadata": {"name": "p"}, "spec": {"nodeName": "node-1"}, "status": status}
@@ -148,6 +154,96 @@ def test_a_pod_is_described_in_one_line() -> None:
     assert describe_pod(pod(phase="Failed", containerStatuses=[failed])) == text
     done = {"restartCount": 0, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
     assert describe_pod(pod(phase="Succeeded", containerStatuses=[done])) == "Succeeded on node-1"
+
+
+class Pods:
+    """The log of one pod is there, the other one has none yet."""
+
+    namespace = "default"
+
+    async def find_kind(self, name: str) -> Kind:
+        return ASCEND_JOB
+
+    async def list(self, *_: object, **__: object) -> Listing:
+        spec = {"containers": [{"name": "side"}, {"name": "ascend"}]}
+        return Listing([{"metadata": {"name": name}, "spec": spec} for name in ("waits", "runs")], "1")
+
+    @contextlib.asynccontextmanager
+    async def follow(self, path: str, parameters: dict[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+        from evertrain.cli.connection import Refused
+
+        assert parameters["container"] == "ascend"
+        if "waits" in path:
+            raise Refused(400, {"reason": "BadRequest", "message": "waiting to start"})
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"here\n"
+
+        yield pieces()
+
+    async def close(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_a_pod_without_a_log_does_not_hide_the_others(
+    follow: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from evertrain.cli import connection
+
+    monkeypatch.setattr(connection, "choose_kubeconfig", lambda *_: "")
+    monkeypatch.setattr(connection, "connect", lambda _: Pods())
+    assert cli.main(["logs", *follow, "acjob/job"]) == 1
+    out, err = capfdbinary.readouterr()
+    assert out == b"[runs] here\n" and err == b"evertrain logs: pod waits: waiting to start\n"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["run", "job.yaml", "--timeout"], ["down", "--timeout"], ["up", "--node-grace"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, text])
+        assert ended.value.code == 2 and "is not a number of seconds above 0" in capsys.readouterr().err
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """As `nohup` wants it."""
+    from evertrain.cli import running
+
+    async def handled(number: signal.Signals) -> bool:
+        came = asyncio.Event()
+        running.on_signals(came.set, number)
+        os.kill(os.getpid(), number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(came.wait(), 5 if number is signal.SIGUSR2 else 0.1)
+        return came.is_set()
+
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        assert not asyncio.run(handled(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert asyncio.run(handled(signal.SIGUSR2))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConnectionError("refused"), 1, "the cluster can't be reached: refused"),
+        (PermissionError(13, "Permission denied", "/a/folder"), 1, "/a/folder: Permission denied"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_are_called_what_they_are(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from evertrain.cli import running
+
+    async def fail() -> int:
+        raise error
+
+    assert running.run("get", fail) == code
+    assert capsys.readouterr().err == (f"evertrain get: {said}\n" if said else "")
 
 
 def test_the_end_of_a_job_is_the_last_condition_that_is_one() -> None:

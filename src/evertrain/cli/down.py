@@ -24,7 +24,9 @@ def main(argv: Sequence[str]) -> int:
         metavar="DIR",
         help="as given to `evertrain up` (default: $EVERTRAIN_DATA_DIR, else ~/.evertrain/cluster)",
     )
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long to wait (default 60)")
+    parser.add_argument(
+        "--timeout", type=running.seconds, default=60.0, metavar="S", help="how long to wait (default 60)"
+    )
     arguments = parser.parse_args(argv)
     folder = arguments.data_dir.expanduser().absolute()
     try:

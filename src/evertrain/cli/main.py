@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -159,7 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         print(f"evertrain: there is no command {name!r}; commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return command(rest)
+    try:
+        return command(rest)
+    except KeyboardInterrupt:  # while a command was only being loaded; those that run have their own ways
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ from evertrain.embedded import instance
 
 if TYPE_CHECKING:
     from evertrain.cli.connection import Connection
-    from evertrain.kube.port import Kind
+    from evertrain.kube.port import Kind, Object
+
+    Work = Callable[[Connection, argparse.Namespace], Awaitable[int]]
 
 DELETE_PATIENCE = 120.0
 
@@ -40,24 +42,16 @@ def get(argv: Sequence[str]) -> int:
         "  evertrain get acjob my-job -o yaml        everything about a job, conditions included\n"
         "  evertrain get nodes,podgroups -A          several types at once",
     )
-    parser.add_argument(
-        "types", metavar="TYPE", help="acjob, pods, nodes, services, events, podgroups, ...; or TYPE/NAME"
-    )
-    parser.add_argument("names", metavar="NAME", nargs="*")
-    _selecting(parser)
+    _selecting(parser, "acjob, pods, nodes, services, events, podgroups, ...; or TYPE/NAME")
     parser.add_argument("-o", "--output", choices=("wide", "yaml", "json", "name"), default="")
     parser.add_argument("--no-headers", action="store_true")
-    arguments = parser.parse_args(argv)
-    return running.run("get", lambda: _with(arguments, _get))
+    return _carry_out(parser, argv, _get)
 
 
 def describe(argv: Sequence[str]) -> int:
     parser = _parser("describe", "Show an object with its events.", "example:\n  evertrain describe acjob my-job")
-    parser.add_argument("types", metavar="TYPE", help="acjob, pod, node, ...; or TYPE/NAME")
-    parser.add_argument("names", metavar="NAME", nargs="*")
-    _selecting(parser)
-    arguments = parser.parse_args(argv)
-    return running.run("describe", lambda: _with(arguments, _describe))
+    _selecting(parser, "acjob, pod, node, ...; or TYPE/NAME")
+    return _carry_out(parser, argv, _describe)
 
 
 def logs(argv: Sequence[str]) -> int:
@@ -74,8 +68,7 @@ def logs(argv: Sequence[str]) -> int:
     parser.add_argument("-p", "--previous", action="store_true", help="of the container before its last restart")
     parser.add_argument("-c", "--container", default="", help="if the pod has several")
     parser.add_argument("--timestamps", action="store_true")
-    arguments = parser.parse_args(argv)
-    return running.run("logs", lambda: _with(arguments, _logs))
+    return _carry_out(parser, argv, _logs)
 
 
 def delete(argv: Sequence[str]) -> int:
@@ -86,16 +79,13 @@ def delete(argv: Sequence[str]) -> int:
         "  evertrain delete acjob my-job             with its pods, service and pod group\n"
         "  evertrain delete -f job.yaml              what a file describes",
     )
-    parser.add_argument("types", metavar="TYPE", nargs="?", help="acjob, pod, ...; or TYPE/NAME")
-    parser.add_argument("names", metavar="NAME", nargs="*")
+    _selecting(parser, "acjob, pod, ...; or TYPE/NAME", needed=False)
     parser.add_argument("-f", "--filename", metavar="FILE", help="delete the objects of this file")
-    _selecting(parser)
     parser.add_argument("--all", action="store_true", help="all objects of the type in the namespace")
     parser.add_argument("--grace-period", type=int, metavar="SECONDS", help="between SIGTERM and SIGKILL of a pod")
     parser.add_argument("--no-wait", action="store_true", help="don't wait until they are gone")
     parser.add_argument("--ignore-not-found", action="store_true")
-    arguments = parser.parse_args(argv)
-    return running.run("delete", lambda: _with(arguments, _delete))
+    return _carry_out(parser, argv, _delete)
 
 
 def _parser(command: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -111,16 +101,29 @@ def _parser(command: str, description: str, examples: str) -> argparse.ArgumentP
 
 
 def cluster_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kubeconfig", metavar="FILE")
-    parser.add_argument("--data-dir", type=Path, default=instance.default_folder(), metavar="DIR")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="of another cluster than the one that runs")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=instance.default_folder(),
+        metavar="DIR",
+        help="as given to `evertrain up` (default: $EVERTRAIN_DATA_DIR, else ~/.evertrain/cluster)",
+    )
 
 
-def _selecting(parser: argparse.ArgumentParser) -> None:
+def _selecting(parser: argparse.ArgumentParser, types: str, *, needed: bool = True) -> None:
+    parser.add_argument("types", metavar="TYPE", nargs=None if needed else "?", help=types)
+    parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument("-A", "--all-namespaces", action="store_true")
     parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="for example job-name=my-job")
 
 
-async def _with(arguments: argparse.Namespace, work: Callable[[Connection, argparse.Namespace], Awaitable[int]]) -> int:
+def _carry_out(parser: argparse.ArgumentParser, argv: Sequence[str], work: Work) -> int:
+    arguments = parser.parse_args(argv)
+    return running.run(parser.prog.rpartition(" ")[2], lambda: _with(arguments, work))
+
+
+async def _with(arguments: argparse.Namespace, work: Work) -> int:
     from evertrain.cli import connection
 
     kube = connection.connect(connection.choose_kubeconfig(arguments.kubeconfig, arguments.data_dir))
@@ -136,6 +139,8 @@ async def _with(arguments: argparse.Namespace, work: Callable[[Connection, argpa
 async def _targets(kube: Connection, arguments: argparse.Namespace) -> list[tuple[Kind, list[str]]]:
     """The kinds and names that are meant; no names: all."""
     names = list(arguments.names)
+    if (names or "/" in arguments.types) and (arguments.all_namespaces or arguments.selector):
+        raise UsageError("names can't be given together with -A or -l")
     if "/" in arguments.types:
         found: dict[str, list[str]] = {}
         for pair in [arguments.types, *names]:
@@ -145,8 +150,6 @@ async def _targets(kube: Connection, arguments: argparse.Namespace) -> list[tupl
             found.setdefault(kind, []).append(name)
         return [(await kube.find_kind(kind), listed) for kind, listed in found.items()]
     kinds = [await kube.find_kind(word) for word in arguments.types.split(",") if word]
-    if names and (arguments.all_namespaces or arguments.selector):
-        raise UsageError("names can't be given together with -A or -l")
     return [(kind, names) for kind in kinds]
 
 
@@ -201,7 +204,10 @@ async def _describe(kube: Connection, arguments: argparse.Namespace) -> int:
             metadata = item["metadata"]
             fields = f"involvedObject.name={metadata['name']},involvedObject.kind={kind.kind}"
             namespace = metadata.get("namespace") if kind.namespaced else None
-            events = (await kube.list(EVENT, namespace, fields=fields)).items
+            # Not those of an earlier object of that name. A kubelet writes its node's name for the uid.
+            meant = (metadata["uid"], metadata["name"] if kind.kind == "Node" else "", None)
+            listed = (await kube.list(EVENT, namespace, fields=fields)).items
+            events = [event for event in listed if event["involvedObject"].get("uid") in meant]
             texts.append(printing.describe(item, events, datetime.now(UTC)))
     if not texts:
         print("No resources found.", file=sys.stderr)
@@ -210,43 +216,48 @@ async def _describe(kube: Connection, arguments: argparse.Namespace) -> int:
 
 
 async def _logs(kube: Connection, arguments: argparse.Namespace) -> int:
-    from evertrain.kube.port import POD
+    from evertrain.kube.port import POD, ApiError
 
     kind, slash, name = arguments.target.rpartition("/")
     namespace = arguments.namespace
     if not slash or (await kube.find_kind(kind)).kind == "Pod":
-        await kube.get(POD, name, namespace)
-        await _print_log(kube, name, arguments, prefix="")
+        await _print_log(kube, await kube.get(POD, name, namespace), arguments, prefix="")
         return 0
     if (await kube.find_kind(kind)).kind != "AscendJob":
         raise UsageError(f"only pods and acjobs have logs, not {kind}")
     pods = (await kube.list(POD, namespace, labels=f"training.kubeflow.org/job-name={name}")).items
     if not pods:
         raise CommandError(f"acjob {name} has no pods in namespace {namespace}")
-    names = [pod["metadata"]["name"] for pod in pods]
+
+    async def show(pod: Object) -> int:
+        """One that has no log yet doesn't keep us from the others."""
+        pod_name = pod["metadata"]["name"]
+        try:
+            await _print_log(kube, pod, arguments, prefix=f"[{pod_name}] ")
+        except ApiError as error:
+            return running.complain("logs", f"pod {pod_name}: {error.message}", running.FAILED)
+        return 0
+
     if arguments.follow:
-        async with asyncio.TaskGroup() as group:
-            for each in names:
-                group.create_task(_print_log(kube, each, arguments, prefix=f"[{each}] "))
-    else:
-        for each in names:
-            await _print_log(kube, each, arguments, prefix=f"[{each}] ")
-    return 0
+        return max(await asyncio.gather(*map(show, pods)))
+    return max([await show(pod) for pod in pods])
 
 
-async def _print_log(kube: Connection, name: str, arguments: argparse.Namespace, prefix: str) -> None:
+async def _print_log(kube: Connection, pod: Object, arguments: argparse.Namespace, prefix: str) -> None:
     from evertrain.cli.connection import path_of
+    from evertrain.cli.pods import main_container
     from evertrain.kube.port import POD
 
     parameters = {
         "follow": "true" if arguments.follow else "",
         "tailLines": "" if arguments.tail is None else str(arguments.tail),
         "previous": "true" if arguments.previous else "",
-        "container": arguments.container,
+        "container": arguments.container or main_container(pod),
         "timestamps": "true" if arguments.timestamps else "",
     }
     parameters = {key: value for key, value in parameters.items() if value}
-    async with kube.follow(path_of(POD, arguments.namespace, name, "log"), parameters) as pieces:
+    path = path_of(POD, arguments.namespace, pod["metadata"]["name"], "log")
+    async with kube.follow(path, parameters) as pieces:
         async for line in lines(pieces):
             sys.stdout.buffer.write(prefix.encode() + line + b"\n")
             sys.stdout.flush()
@@ -266,17 +277,20 @@ async def lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def _delete(kube: Connection, arguments: argparse.Namespace) -> int:
     from evertrain.kube.port import NotFound
 
+    waited_for = []
     for kind, name, namespace in await _doomed(kube, arguments):
         try:
             uid = (await kube.get(kind, name, namespace))["metadata"]["uid"]
-            await kube.delete(kind, name, namespace, uid=uid, grace=arguments.grace_period)
+            await kube.delete(kind, name, namespace, uid=uid, grace=arguments.grace_period, policy="Foreground")
         except NotFound:
             if not arguments.ignore_not_found:
                 raise
             continue
         print(f"{kind.kind.lower()} {name} deleted", flush=True)
-        if not arguments.no_wait:
-            await gone(kube, kind, name, namespace, uid)
+        waited_for.append((kind, name, namespace, uid))
+    if not arguments.no_wait:
+        for each in waited_for:
+            await gone(kube, *each)
     return 0
 
 
@@ -294,7 +308,11 @@ async def _doomed(kube: Connection, arguments: argparse.Namespace) -> list[tuple
         for document in documents:
             kind = await kube.find_kind_of(document.object)
             metadata = document.object["metadata"]
-            found.append((kind, str(metadata.get("name")), metadata.get("namespace") or arguments.namespace))
+            if not metadata.get("name"):
+                raise UsageError(
+                    str(document.refuse("metadata.name", "is missing; what was made can't be told from it"))
+                )
+            found.append((kind, metadata["name"], metadata.get("namespace") or arguments.namespace))
         return found
     if not arguments.types:
         raise UsageError("what? Give TYPE NAME, or -f FILE")
@@ -312,6 +330,8 @@ async def _doomed(kube: Connection, arguments: argparse.Namespace) -> list[tuple
 
 async def gone(kube: Connection, kind: Kind, name: str, namespace: str | None, uid: str) -> None:
     """Wait until that very object is no more."""
+    from evertrain.kube.port import Gone
+
     fields = f"metadata.name={name}"
     try:
         async with asyncio.timeout(DELETE_PATIENCE):
@@ -321,8 +341,9 @@ async def gone(kube: Connection, kind: Kind, name: str, namespace: str | None, u
                     return
                 changes = kube.watch(kind, namespace, resource_version=listing.resource_version, fields=fields)
                 async with contextlib.aclosing(changes):  # type: ignore[type-var]
-                    async for change in changes:
-                        if change.type == "DELETED":
-                            return
+                    with contextlib.suppress(Gone):
+                        async for change in changes:
+                            if change.type == "DELETED" and change.object["metadata"]["uid"] == uid:
+                                return
     except TimeoutError:
         raise CommandError(f"{kind.kind.lower()} {name} is still there after {DELETE_PATIENCE:g} s") from None

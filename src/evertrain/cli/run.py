@@ -31,8 +31,6 @@ INVALID, TOO_LATE = 2, 124
 def main(argv: Sequence[str]) -> int:
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    if arguments.timeout is not None and arguments.timeout <= 0:
-        parser.error("--timeout is a number of seconds above 0")
     check_nodes(parser, arguments)
     try:
         documents = manifest.read(arguments.file)
@@ -61,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         "file", metavar="JOB.yaml", help="one AscendJob, and whatever else it needs; - for standard input"
     )
     parser.add_argument("-n", "--namespace", default="", help="where the file names none (default: default)")
-    parser.add_argument("--timeout", type=float, metavar="S", help="give up after this many seconds")
+    parser.add_argument("--timeout", type=running.seconds, metavar="S", help="give up after this many seconds")
     parser.add_argument("--kubeconfig", metavar="FILE", help="run it on this cluster")
     parser.add_argument("--data-dir", type=Path, default=instance.default_folder(), metavar="DIR")
     node_options(parser)
@@ -71,31 +69,38 @@ def make_parser() -> argparse.ArgumentParser:
 async def _main(arguments: argparse.Namespace, documents: list[manifest.Document], job: manifest.Document) -> int:
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    running.on_signals(task.cancel, signal.SIGTERM, signal.SIGHUP)
     try:
         async with _cluster(arguments) as (kube, lasting):
             submission = Submission(kube, documents, job, arguments.namespace or kube.namespace)
-            try:
-                submitted = await submission.submit()
-            except manifest.ManifestError as error:
-                return running.complain("run", str(error), INVALID)
-            from evertrain.cli.following import Follower
-
-            follower = Follower(kube, submitted, job)
-            try:
-                async with asyncio.timeout(arguments.timeout):
-                    return await follower.follow()
-            except TimeoutError:
-                follower.say(f"not finished after {arguments.timeout:g} s, {follower.state()}")
-                if lasting:
-                    follower.say_how_to_end()
-                return TOO_LATE
-            except asyncio.CancelledError:
-                if lasting:
-                    follower.say_how_to_end()
-                raise
+            return await _follow(submission, lasting, arguments.timeout)
     except asyncio.CancelledError:
         return running.INTERRUPTED
+
+
+async def _follow(submission: Submission, lasting: bool, seconds: float | None) -> int:
+    from evertrain.cli.following import Follower
+
+    follower = None
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            submitted = await submission.submit()
+            follower = Follower(submission.kube, submitted, submission.job, alone=not lasting)
+            return await follower.follow()
+    except manifest.ManifestError as error:
+        return running.complain("run", str(error), INVALID)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        if follower is None:
+            return running.complain("run", f"the job could not be created within {seconds:g} s", TOO_LATE)
+        if lasting:
+            follower.say_how_to_end()
+        return running.complain("run", f"not finished after {seconds:g} s: {follower.state()}", TOO_LATE)
+    except asyncio.CancelledError:
+        if lasting and follower is not None:
+            follower.say_how_to_end()
+        raise
 
 
 def _the_job(documents: list[manifest.Document], source: str) -> manifest.Document:
@@ -168,19 +173,20 @@ class Submission:
     """Gives the objects of a file to the server and translates its refusals into lines of the file."""
 
     def __init__(self, kube: Connection, documents: list[manifest.Document], job: manifest.Document, namespace: str):
-        self._kube, self._documents, self._job, self._namespace = kube, documents, job, namespace
+        self.kube, self.job = kube, job
+        self._documents, self._namespace = documents, namespace
 
     async def submit(self) -> Object:
         for document in self._documents:
-            if document is not self._job:
+            if document is not self.job:
                 await self._give(document, replace=True)
-        return await self._give(self._job, replace=False)
+        return await self._give(self.job, replace=False)
 
     async def _give(self, document: manifest.Document, *, replace: bool) -> Object:
         from evertrain.cli.connection import Refused, path_of
 
         try:
-            kind = await self._kube.find_kind_of(document.object)
+            kind = await self.kube.find_kind_of(document.object)
         except UsageError as error:
             raise document.refuse("apiVersion", str(error)) from None
         metadata = dict(document.object["metadata"])
@@ -194,16 +200,16 @@ class Submission:
             await self._make_room(kind, name, namespace)
         try:
             try:
-                return await self._kube.ask("POST", path_of(kind, namespace), strict, item)
+                return await self.kube.ask("POST", path_of(kind, namespace), strict, item)
             except Refused as error:
                 if error.reason != "AlreadyExists" or not replace:
                     raise
             for _ in range(5):
-                there = await self._kube.get(kind, name, namespace)
+                there = await self.kube.get(kind, name, namespace)
                 version = there["metadata"]["resourceVersion"]
                 renewed = item | {"metadata": metadata | {"resourceVersion": version}}
                 try:
-                    return await self._kube.ask("PUT", path_of(kind, namespace, name), strict, renewed)
+                    return await self.kube.ask("PUT", path_of(kind, namespace, name), strict, renewed)
                 except Refused as error:
                     if error.reason != "Conflict":
                         raise
@@ -218,7 +224,7 @@ class Submission:
         from evertrain.kube.port import NotFound
 
         try:
-            there = await self._kube.get(kind, name, namespace)
+            there = await self.kube.get(kind, name, namespace)
         except NotFound:
             return
         uid = there["metadata"]["uid"]
@@ -229,8 +235,8 @@ class Submission:
                 f"acjob {name} already runs in namespace {namespace}; wait for it, or `evertrain delete acjob {name}`"
             )
         print(f"evertrain: acjob {name} of an earlier run is deleted first", file=sys.stderr)
-        await self._kube.delete(kind, name, namespace, uid=uid)
-        await gone(self._kube, kind, name, namespace, uid)
+        await self.kube.delete(kind, name, namespace, uid=uid, policy="Foreground")
+        await gone(self.kube, kind, name, namespace, uid)
 
 
 def explain(document: manifest.Document, error: Refused) -> manifest.ManifestError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
+import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -29,8 +32,6 @@ def run(command: str, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
     try:
         code = asyncio.run(main())
-        sys.stdout.flush()
-        return code
     except UsageError as error:
         return complain(command, str(error), USAGE)
     except CommandError as error:
@@ -38,13 +39,43 @@ def run(command: str, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     except ApiError as error:
         return complain(command, f"the server refused ({error.reason or error.code}): {error.message}", FAILED)
     except BrokenPipeError:
-        # The reader, `head` for example, has seen enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (OSError, TimeoutError) as error:
+        return _nobody_reads(0)
+    except (ConnectionError, TimeoutError) as error:
         return complain(command, f"the cluster can't be reached: {error}", FAILED)
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return complain(command, text, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _nobody_reads(code)
+    return code
+
+
+def _nobody_reads(code: int) -> int:
+    """The reader, `head` for example, has seen enough. Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def on_signals(action: Callable[[], object], *numbers: signal.Signals) -> None:
+    """Instead of what the signals do by themselves; one that was ignored at the start (`nohup`) stays so."""
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, action)
+
+
+def seconds(text: str) -> float:
+    """For argparse: a time that something may take."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return found
 
 
 def missing_packages() -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_NODES = 1000
 MOST_NPUS = 64
-START_PATIENCE = 60.0
+START_PATIENCE, END_PATIENCE = 60.0, 10.0
 READY = b"ready\n"
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -78,7 +78,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--no-operator", dest="operator", action="store_false", help="leave it out; see `evertrain operator`"
     )
     parser.add_argument(
-        "--node-grace", type=float, default=40.0, metavar="S", help="a silent node is NotReady after this (default 40)"
+        "--node-grace",
+        type=running.seconds,
+        default=40.0,
+        metavar="S",
+        help="a silent node is NotReady after this (default 40)",
     )
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="store_true", help="say more about what the parts do")
@@ -129,11 +133,14 @@ async def _up(arguments: argparse.Namespace) -> int:
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+    task = asyncio.current_task()
+    assert task is not None
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    running.on_signals(task.cancel, *ends)
     settings = settings_of(arguments, arguments.data_dir)
     try:
         async with Cluster(settings) as cluster:
+            running.on_signals(stop.set, *ends)
             if cluster.taken_over:
                 print("evertrain: the cluster before did not end in order; its objects are taken over", flush=True)
             print(_welcome(settings, cluster.kubeconfig, detached=arguments.ready_fd >= 0), flush=True)
@@ -147,6 +154,8 @@ async def _up(arguments: argparse.Namespace) -> int:
             print("evertrain: ending the pods and the cluster", flush=True)
     except CannotStart as error:
         raise CommandError(str(error)) from None
+    except asyncio.CancelledError:
+        return running.INTERRUPTED
     return 0
 
 
@@ -169,13 +178,16 @@ async def _detach(argv: Sequence[str], folder: Path) -> int:
     running_one = instance.find(folder)
     if running_one is not None:
         raise CommandError(str(instance.InUse(folder, running_one)))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / instance.LOG
     reader, writer = os.pipe()
     try:
-        with log.open("wb") as output:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What the cluster before had to say stays: it may tell why it isn't there any more.
+        with log.open("ab") as output:
+            before = output.tell()
             kept = [argument for argument in argv if argument != "--detach"]
-            command = [sys.executable, "-m", "evertrain.cli", "up", *kept, "--ready-fd", str(writer)]
+            # -P: the user's folder may have files that are named as modules are.
+            command = [sys.executable, "-P", "-m", "evertrain.cli", "up", *kept, "--ready-fd", str(writer)]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -188,14 +200,23 @@ async def _detach(argv: Sequence[str], folder: Path) -> int:
         os.close(writer)
     try:
         said = await asyncio.wait_for(_read(reader), START_PATIENCE)
+    except TimeoutError:
+        await _end(process)
+        raise CommandError(f"the cluster did not start within {START_PATIENCE:g} s; what it said is in {log}") from None
     except BaseException:
-        process.terminate()
+        await _end(process)
         raise
-    text = log.read_text(errors="replace").strip()
+    text = log.read_bytes()[before:].decode(errors="replace").strip()
     if said != READY:
         raise CommandError(f"the cluster did not start (exit code {process.wait()}):\n{text}")
     print(text)
     return 0
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        await asyncio.to_thread(process.wait, END_PATIENCE)
 
 
 async def _read(file: int) -> bytes:

@@ -119,7 +119,10 @@ def stop(folder: Path, timeout: float) -> Running | None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, signal.SIGTERM)
         if not select.select([process], [], [], timeout)[0]:
-            raise TimeoutError(f"process {running.pid} has not ended after {timeout:g} s")
+            raise TimeoutError(
+                f"process {running.pid} has not ended after {timeout:g} s; `kill -9 {running.pid}` ends it and its "
+                "pods at once"
+            )
     finally:
         os.close(process)
     return running

@@ -126,9 +126,17 @@ class Client:
         return _decode(await self._send("PATCH", path, parameters, item, APPLY_PATCH))
 
     async def delete(
-        self, kind: Kind, name: str, namespace: str | None = None, *, uid: str = "", grace: int | None = None
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        grace: int | None = None,
+        policy: str = "Background",
     ) -> None:
-        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        """With policy "Foreground" the object is there until what belongs to it is gone, the pods of a job say."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
         if uid:
             options["preconditions"] = {"uid": uid}
         if grace is not None:
@@ -146,11 +154,6 @@ class Client:
         }
         path = f"/api/v1/namespaces/{_quoted(metadata['namespace'])}/pods/{_quoted(metadata['name'])}/binding"
         await self._send("POST", path, body=body)
-
-    async def log(self, name: str, namespace: str, *, tail: int | None = None) -> str:
-        parameters = {} if tail is None else {"tailLines": str(tail)}
-        path = f"/api/v1/namespaces/{_quoted(namespace)}/pods/{_quoted(name)}/log"
-        return (await self._send("GET", path, parameters)).decode(errors="replace")
 
     async def close(self) -> None:
         await self._http.aclose()

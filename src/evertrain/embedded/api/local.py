@@ -14,7 +14,6 @@ import msgspec
 from evertrain.embedded.api.core import APPLY, Api, WriteOptions, Written
 from evertrain.embedded.api.deletion import DeleteOptions
 from evertrain.embedded.api.listing import ListOptions
-from evertrain.embedded.api.logs import LogSource, LogsUnavailable, log_request, no_logs
 from evertrain.embedded.api.status import path_not_found
 from evertrain.embedded.schema import Refused, Resource
 from evertrain.embedded.store import NotStored
@@ -50,9 +49,8 @@ def _copy(item: Object) -> Any:
 
 
 class LocalKube:
-    def __init__(self, api: Api, *, manager: str = "evertrain", logs: LogSource = no_logs) -> None:
+    def __init__(self, api: Api, *, manager: str = "evertrain") -> None:
         self._api = api
-        self._logs = logs
         self._options = WriteOptions(manager=manager)
 
     def _resource(self, kind: Kind) -> Resource:
@@ -161,17 +159,6 @@ class LocalKube:
             raise _error(refused) from None
         except NotStored as error:
             raise ApiError(500, "InternalError", str(error)) from None
-
-    async def log(self, name: str, namespace: str, *, tail: int | None = None) -> str:
-        query = {} if tail is None else {"tailLines": str(tail)}
-        try:
-            pod = self._api.get(self._resource(POD), namespace, name)
-            request = log_request(pod, query, self._api.now())
-            return b"".join([piece async for piece in self._logs(_copy(pod), request)]).decode(errors="replace")
-        except Refused as refused:
-            raise _error(refused) from None
-        except LogsUnavailable as error:
-            raise ApiError(400, "BadRequest", str(error)) from None
 
     async def close(self) -> None:
         """Nothing is held open."""
