@@ -115,6 +115,26 @@ def test_detached_and_ended_with_down(tmp_path: Path) -> None:
     assert "no cluster runs" in command("down").stderr
 
 
+def test_run_waits_for_a_cluster_that_is_only_starting(up: Up, tmp_path: Path) -> None:
+    """`evertrain up & evertrain run job.yaml`: not a second cluster, and no refusal."""
+    (tmp_path / "job.yaml").write_text(small_job("early", "echo here"))
+    with instance.Claim(tmp_path / "data") as claim:
+        process = subprocess.Popen(
+            evertrain("run", tmp_path / "job.yaml"),
+            env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stderr is not None
+            assert "is starting; waiting for it" in process.stderr.readline()
+            claim.announce(instance.Running(os.getpid(), up.environment["KUBECONFIG"], "there"))
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0 and "here" in out, err
+        finally:
+            process.kill()
+            process.communicate()
+    up.kubectl("delete", "acjob", "early")
+
+
 @pytest.mark.matrix
 def test_a_node_loses_its_power(tmp_path: Path) -> None:
     up = Up(tmp_path, "--nodes", "3")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -154,6 +155,15 @@ def test_a_pod_is_described_in_one_line() -> None:
     assert describe_pod(pod(phase="Failed", containerStatuses=[failed])) == text
     done = {"restartCount": 0, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
     assert describe_pod(pod(phase="Succeeded", containerStatuses=[done])) == "Succeeded on node-1"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_which_cluster_may_stand_before_and_behind_an_order(
+    before: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    which = ["--kubeconfig", str(tmp_path / "none")]
+    assert cli.main(["node", *which, "list"] if before else ["node", "list", *which]) == 2
+    assert capsys.readouterr().err == f"evertrain node: there is no kubeconfig {tmp_path / 'none'}\n"
 
 
 class Pods:

@@ -32,9 +32,16 @@ def main(argv: Sequence[str]) -> int:
     )
     cluster_options(parser)
     orders = parser.add_subparsers(dest="order", required=True, metavar="ORDER")
-    orders.add_parser("list", help="the nodes and whether they run")
-    for order, text in (("stop", "take nodes away"), ("start", "bring nodes back")):
-        orders.add_parser(order, help=text).add_argument("names", metavar="NODE", nargs="+")
+    for order, text in (
+        ("list", "the nodes and whether they run"),
+        ("stop", "take nodes away, as if their power were gone"),
+        ("start", "bring nodes back"),
+    ):
+        # The options may come behind the order, too; one that isn't given there leaves what came before.
+        given = orders.add_parser(order, help=text, description=text)
+        cluster_options(given, kubeconfig=argparse.SUPPRESS, data_dir=argparse.SUPPRESS)
+        if order != "list":
+            given.add_argument("names", metavar="NODE", nargs="+", help="for example node-1")
     arguments = parser.parse_args(argv)
     return running.run("node", lambda: _main(arguments))
 

@@ -100,12 +100,17 @@ def _parser(command: str, description: str, examples: str) -> argparse.ArgumentP
     return parser
 
 
-def cluster_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kubeconfig", metavar="FILE", help="of another cluster than the one that runs")
+def cluster_options(parser: argparse.ArgumentParser, **defaults: str) -> None:
+    parser.add_argument(
+        "--kubeconfig",
+        default=defaults.get("kubeconfig"),
+        metavar="FILE",
+        help="of another cluster than the one that runs",
+    )
     parser.add_argument(
         "--data-dir",
         type=Path,
-        default=instance.default_folder(),
+        default=defaults.get("data_dir") or instance.default_folder(),
         metavar="DIR",
         help="as given to `evertrain up` (default: $EVERTRAIN_DATA_DIR, else ~/.evertrain/cluster)",
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evertrain.cli import manifest, running
 from evertrain.cli.running import CommandError, UsageError
-from evertrain.cli.up import check_nodes, node_options, settings_of
+from evertrain.cli.up import START_PATIENCE, check_nodes, node_options, settings_of
 from evertrain.embedded import instance
 
 if TYPE_CHECKING:
@@ -61,7 +61,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("-n", "--namespace", default="", help="where the file names none (default: default)")
     parser.add_argument("--timeout", type=running.seconds, metavar="S", help="give up after this many seconds")
     parser.add_argument("--kubeconfig", metavar="FILE", help="run it on this cluster")
-    parser.add_argument("--data-dir", type=Path, default=instance.default_folder(), metavar="DIR")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=instance.default_folder(),
+        metavar="DIR",
+        help="run it on the cluster there, if one runs (default: $EVERTRAIN_DATA_DIR, else ~/.evertrain/cluster)",
+    )
     node_options(parser)
     return parser
 
@@ -148,9 +154,10 @@ async def _running_cluster(arguments: argparse.Namespace) -> Path | None:
     if arguments.kubeconfig:
         return connection.choose_kubeconfig(arguments.kubeconfig, arguments.data_dir)
     there = instance.find(arguments.data_dir)
+    if there is not None and not there.kubeconfig:
+        print(f"evertrain: the cluster on {arguments.data_dir} is starting; waiting for it", file=sys.stderr)
+        there = await _until_it_serves(arguments.data_dir)
     if there is not None:
-        if not there.kubeconfig:
-            raise CommandError(f"the cluster on {arguments.data_dir} is only starting or ending; try again")
         return Path(there.kubeconfig)
     named = Path(os.environ.get("KUBECONFIG", "").split(os.pathsep)[0])
     if not named.is_file():
@@ -167,6 +174,16 @@ async def _running_cluster(arguments: argparse.Namespace) -> Path | None:
         return None
     finally:
         await kube.close()
+
+
+async def _until_it_serves(folder: Path) -> instance.Running | None:
+    """None if it ends instead."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(START_PATIENCE):
+            while (there := instance.find(folder)) is not None and not there.kubeconfig:
+                await asyncio.sleep(0.1)
+            return there
+    raise CommandError(f"the cluster on {folder} has not started within {START_PATIENCE:g} s")
 
 
 class Submission:

@@ -46,7 +46,7 @@ class CannotStart(Exception):
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog="python -m evertrain.operator", description="Runs AscendJobs.")
+    found = argparse.ArgumentParser(prog="evertrain operator", description="Runs AscendJobs.")
 
     def flag(name: str, default: bool, text: str) -> None:
         found.add_argument(f"-{name}", f"--{name}", type=boolean, nargs="?", const=True, default=default, help=text)
