@@ -51,6 +51,12 @@ def test_a_field_is_found_in_its_line(field: str, text: str) -> None:
     assert JOB.splitlines()[line_of(field) - 1] == text
 
 
+def test_of_keys_with_dots_the_longest_is_meant() -> None:
+    text = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n  labels:\n    app: a\n    app.kind: b\n"
+    document = manifest.parse(text, "job.yaml")[0]
+    assert (document.line_of("metadata.labels.app"), document.line_of("metadata.labels.app.kind")) == (6, 7)
+
+
 def test_documents_are_found_and_empty_ones_left_out() -> None:
     documents = manifest.parse(f"---\n---\n{JOB}---\n{JOB}", "job.yaml")
     assert [document.line for document in documents] == [4, 5 + len(JOB.splitlines())]
