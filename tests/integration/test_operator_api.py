@@ -269,6 +269,31 @@ async def status_line(port: int) -> str:
     return line
 
 
+def test_who_stands_by_is_healthy_and_does_nothing(tmp_path: Path) -> None:
+    """A liveness probe would end it otherwise."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    async def test() -> None:
+        async with cluster(tmp_path) as running:
+            spec = {"holderIdentity": "another", "leaseDurationSeconds": 3600}
+            lease = {"metadata": {"name": "ascend-operator", "namespace": "mindx-dl"}, "spec": spec}
+            await running.kube.create(LEASE, lease)
+            await running.kube.create(ASCEND_JOB, ascend_job("job"))
+
+            async def healthy() -> bool:
+                return await status_line(port) == "HTTP/1.1 200 OK"
+
+            options = ("--leader-elect", "--enable-healthz", f"-healthz-address={port}")
+            async with operator_process(running, *options):
+                await until(healthy)
+            assert await running.states() == [""]
+            assert (await running.kube.get(LEASE, "ascend-operator", "mindx-dl"))["spec"] == spec
+
+    asyncio.run(test())
+
+
 def test_the_operator_as_a_process_leads_is_healthy_and_leaves_in_order(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -280,11 +305,14 @@ def test_the_operator_as_a_process_leads_is_healthy_and_leaves_in_order(tmp_path
             async def healthy() -> bool:
                 return await status_line(port) == "HTTP/1.1 200 OK"
 
+            async def held() -> bool:
+                leases = (await running.kube.list(LEASE, "mindx-dl")).items
+                return any(lease["spec"].get("holderIdentity") for lease in leases)
+
             options = ("--leader-elect", "--enable-healthz", f"-healthz-address={port}")
             async with operator_process(running, *options) as process:
+                await until(held)
                 await until(healthy)
-                spec = (await running.kube.get(LEASE, "ascend-operator", "mindx-dl"))["spec"]
-                assert spec["holderIdentity"]
                 process.terminate()
                 assert await asyncio.wait_for(process.wait(), 10) == 0
             spec = (await running.kube.get(LEASE, "ascend-operator", "mindx-dl"))["spec"]

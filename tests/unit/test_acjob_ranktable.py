@@ -14,6 +14,9 @@ from evertrain.acjob.job import Job
 from evertrain.acjob.pods import Surroundings, new_pod
 from evertrain.acjob.ranktable import Unready, build, invalidated, next_table, next_version, table_version
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, Object
+from evertrain.operator.rankfile import RankFiles
+from evertrain.operator.shell import Operator
+from kube_fake import FakeKube
 from operator_bench import Bench
 
 
@@ -275,6 +278,34 @@ def test_the_table_waits_for_the_super_pods_that_the_scheduler_names() -> None:
         assert len(table["super_pod_list"]) == 2
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("namespace", [None, "here"])
+def test_tables_of_jobs_that_were_deleted_meanwhile_are_removed(namespace: str | None, tmp_path: Path) -> None:
+    """Not those of others: the operator of one namespace doesn't know which jobs there are in another."""
+
+    async def test() -> None:
+        kube, files = FakeKube(), RankFiles(tmp_path)
+        await kube.create(ASCEND_JOB, {"metadata": {"name": "alive", "namespace": "here"}, "spec": {}})
+        for place in (("here", "alive"), ("here", "gone"), ("there", "job")):
+            files.write(*place, "{}", "0")
+        operator = Operator(kube, rank_tables=tmp_path, namespace=namespace)
+        running = asyncio.ensure_future(operator.run())
+        await asyncio.wait_for(operator.ready.wait(), 10)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        left = {path.parent.name for path in tmp_path.glob("*/hccl.json")}
+        assert left == ({"here.alive"} if namespace is None else {"here.alive", "there.job"})
+
+    asyncio.run(test())
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a.b").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        RankFiles(tmp_path).write("a", "b", "{}", "0")
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_the_operator_keeps_the_file_current(tmp_path: Path) -> None:

@@ -74,12 +74,15 @@ class Leader:
         self._name, self._namespace, self.me = name, namespace, me
         self._duration, self._deadline, self._period = duration, deadline, period
         self._sighting = Sighting()
+        self.leads = False
+        """Is the work under way, or does somebody else do it?"""
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Waits for leadership, then runs `work`. Raises LostLeadership, with the work cancelled, when it is lost."""
         while not await self._try():
             await asyncio.sleep(self._period)
         logger.info("%s leads (%s)", self.me, self._name)
+        self.leads = True
         working = asyncio.ensure_future(work())
         keeping = asyncio.ensure_future(self._keep())
         try:

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from evertrain import __version__
@@ -68,8 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 @contextlib.asynccontextmanager
-async def health(port: int | None, operator: Operator) -> AsyncIterator[None]:
-    """Healthy from the moment at which all jobs are known."""
+async def health(port: int | None, is_healthy: Callable[[], bool]) -> AsyncIterator[None]:
     if port is None:
         yield
         return
@@ -78,7 +77,7 @@ async def health(port: int | None, operator: Operator) -> AsyncIterator[None]:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(5):
                 await reader.readuntil(b"\r\n\r\n")
-                state = b"200 OK" if operator.ready.is_set() else b"503 Service Unavailable"
+                state = b"200 OK" if is_healthy() else b"503 Service Unavailable"
                 writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % state)
                 await writer.drain()
         writer.close()
@@ -110,13 +109,15 @@ async def run(options: argparse.Namespace) -> None:
             workers=max(1, options.workers),
             parallel=min(10000, max(1, options.kubeApiBurst)),
         )
-        async with health(options.healthz_address if options.enable_healthz else None, operator):
-            if not options.leader_elect:
-                await operator.run()
-                return
-            namespace = os.environ.get("POD_NAMESPACE", "mindx-dl")
-            me = f"{socket.gethostname()}_{uuid.uuid4()}"
-            await Leader(kube, "ascend-operator", namespace, me).lead(operator.run)
+        namespace = os.environ.get("POD_NAMESPACE", "mindx-dl")
+        leader = Leader(kube, "ascend-operator", namespace, f"{socket.gethostname()}_{uuid.uuid4()}")
+
+        def is_healthy() -> bool:
+            """All jobs are known, or somebody else leads: who stands by must not be restarted for it."""
+            return operator.ready.is_set() or (options.leader_elect and not leader.leads)
+
+        async with health(options.healthz_address if options.enable_healthz else None, is_healthy):
+            await (leader.lead(operator.run) if options.leader_elect else operator.run())
     finally:
         await kube.close()
 

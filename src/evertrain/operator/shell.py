@@ -48,6 +48,7 @@ class Operator:
         self._carrier = Carrier(kube, self._files, self.observer.wrote, parallel=parallel)
         self._queue: WorkQueue[Key] = WorkQueue()
         self._workers = workers
+        self._namespace = namespace
         self._clock = clock
         self.ready = asyncio.Event()
         """Set once all jobs are known and are being looked at."""
@@ -60,11 +61,15 @@ class Operator:
                 tasks.create_task(cache.run())
             for cache in self.observer.caches:
                 await cache.synced.wait()
-            self._files.remove_others(lambda namespace, job: self.observer.jobs.get(job, namespace) is not None)
+            self._files.remove_others(self._may_exist)
             for _ in range(self._workers):
                 tasks.create_task(self._work())
             tasks.create_task(self._resync())
             self.ready.set()
+
+    def _may_exist(self, namespace: str, job: str) -> bool:
+        """Jobs of namespaces that are none of our business may."""
+        return self._namespace not in (None, namespace) or self.observer.jobs.get(job, namespace) is not None
 
     async def _work(self) -> None:
         while True:
