@@ -91,7 +91,9 @@ def test_worked_example_pod() -> None:
 
 
 def test_worked_example_pod_group() -> None:
-    group = pod_group(Job(stored(recovering(labels={"tor-affinity": "null"}))))
+    item = stored(recovering(labels={"tor-affinity": "null"}))
+    item["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "{}"
+    group = pod_group(Job(item))
     assert group["metadata"]["name"] == "default-test-pytorch-U"
     assert group["metadata"]["labels"] == {
         "framework": "pytorch",
@@ -138,10 +140,14 @@ def test_pod_group_follows_a_change_of_replicas() -> None:
 def test_service_of_the_leader() -> None:
     item = ascend_job()
     container = item["spec"]["replicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
-    container["ports"] = [{"name": "ttp-port", "containerPort": 8000}]
+    container["ports"] = [{"name": "ttp-port", "containerPort": 8000}, {"containerPort": 53, "protocol": "UDP"}]
     service = leader_service(Job(stored(item)))
     assert service["metadata"]["name"] == "test-job-master-0"
-    assert service["spec"]["ports"] == [{"name": "ttp-port", "port": 8000}, {"name": "ascendjob-port", "port": 2222}]
+    assert service["spec"]["ports"] == [
+        {"name": "ttp-port", "port": 8000},
+        {"name": "port-53", "port": 53, "protocol": "UDP"},
+        {"name": "ascendjob-port", "port": 2222},
+    ]
     assert service["spec"]["selector"] == service["metadata"]["labels"]
     assert service["spec"]["selector"]["replica-index"] == "0"
     assert service["spec"]["selector"]["replica-type"] == "master"

@@ -81,6 +81,18 @@ def test_version_1_2_by_the_scheduler() -> None:
     ]
 
 
+def test_version_1_2_of_a_service() -> None:
+    labels = {"jobID": "mindie", "app": "mindie-ms-server"}
+    job = job_of(annotations={"sp-block": "4"}, labels=labels)
+    pods = pods_of(job)
+    for pod, number in zip(pods, "73", strict=True):
+        pod["metadata"]["annotations"] |= {"super-pod-id": number, "mind-cluster/hardware-type": "800I-A2-64G"}
+    table = build(job, pods)
+    assert [each["super_pod_id"] for each in table["super_pod_list"]] == ["3", "7"]
+    assert list(table["server_list"][0]) == ["device", "hardware_type", "server_id", "host_ip", "container_ip"]
+    assert {server["hardware_type"] for server in table["server_list"]} == {"800I-A2-64G"}
+
+
 def on_npu() -> Object:
     specs = {"Master": replica(chips=0)}
     specs["Master"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"huawei.com/npu": 1}}

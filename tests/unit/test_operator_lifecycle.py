@@ -69,6 +69,39 @@ def test_time_to_live_after_the_end() -> None:
     run(test())
 
 
+def test_the_end_of_its_time_wakes_the_operator() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(run_policy={"ttlSecondsAfterFinished": 60})
+        bench.all_pods("Succeeded")
+        await bench.settle()
+        bench.start_operator()
+        bench.later(59.9)
+        await bench.look()
+        assert await asyncio.wait_for(bench.operator._queue.get(), 5) == ("default", "test-job")
+
+    run(test())
+
+
+def test_what_belongs_to_others_is_not_cleaned_up() -> None:
+    """A pod and a service with the names and labels of ours, made for an earlier job by the same name."""
+
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(run_policy={"cleanPodPolicy": "All"})
+        for kind in (POD, SERVICE):
+            item = bench.kube.find(kind, "test-job-master-0")
+            item["metadata"]["ownerReferences"][0]["uid"] = "of another"
+        bench.phase("test-job-worker-0", "Failed")
+        bench.start_operator()
+        await bench.settle()
+        assert bench.state == "Failed"
+        assert set(bench.pods()) == {"test-job-master-0"}
+        assert len(bench.kube.items(SERVICE)) == 1
+
+    run(test())
+
+
 @pytest.mark.parametrize("invalid", [True, False])
 def test_time_to_live_also_of_jobs_that_never_ran(invalid: bool) -> None:
     async def test() -> None:
@@ -411,6 +444,22 @@ def test_events_are_said_once() -> None:
         bench.start_operator()
         await bench.settle()
         assert bench.events() == before
+
+    run(test())
+
+
+def test_events_tell_jobs_of_the_same_name_apart() -> None:
+    async def test() -> None:
+        bench = Bench()
+        uids = []
+        for _ in range(2):
+            await bench.submit(specs={"Master": replica(2)})
+            await bench.settle()
+            uids.append(bench.job()["metadata"]["uid"])
+            bench.kube.remove(ASCEND_JOB, "test-job")
+        events = bench.kube.items(EVENT)
+        assert [event["involvedObject"]["uid"] for event in events] == uids
+        assert [event["count"] for event in events] == [1, 1]
 
     run(test())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from acjobs import ascend_job, environment_of, replica
-from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, POD_GROUP, SERVICE, Kind
+from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, POD_GROUP, QUEUE, SERVICE, Kind
 from kube_fake import refused
 from operator_bench import Bench
 
@@ -455,6 +455,18 @@ def test_unknown_queue() -> None:
     run(test())
 
 
+def test_a_queue_that_goes_away_does_not_end_a_job_that_has_begun() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.kube.create(QUEUE, {"metadata": {"name": "gold"}})
+        await bench.running(run_policy={"schedulingPolicy": {"queue": "gold"}})
+        bench.kube.remove(QUEUE, "gold", "")
+        await bench.settle()
+        assert bench.state == "Running"
+
+    run(test())
+
+
 def test_an_api_server_in_trouble_is_not_an_unknown_queue() -> None:
     async def test() -> None:
         bench = Bench()
@@ -496,6 +508,8 @@ def test_clusterd_is_found_when_it_is_there() -> None:
         await bench.running()
         assert environment_of(bench.pods()["test-job-master-0"])["MINDX_SERVER_IP"] == "10.9.9.9"
         other = Bench()
+        service["spec"] = {"clusterIP": "None"}
+        await other.kube.create(SERVICE, service)
         await other.running()
         domain = "clusterd-grpc-svc.mindx-dl.svc.cluster.local"
         assert environment_of(other.pods()["test-job-master-0"])["MINDX_SERVER_IP"] == domain
