@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Coroutine
 from typing import Any
 
@@ -411,6 +412,21 @@ def test_a_pod_that_took_the_place_of_a_failed_one_meanwhile_is_not_deleted() ->
         new = await bench.kube.create(POD, {**old, "status": {"phase": "Pending"}})
         await bench.operator.look(("default", "test-job"))
         assert bench.kube.find(POD, "test-job-worker-0")["metadata"]["uid"] == new["metadata"]["uid"]
+
+    run(test())
+
+
+def test_backup_pods_of_a_hot_switch_are_not_counted() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running()
+        backup = copy.deepcopy(bench.kube.find(POD, "test-job-worker-0"))
+        backup["metadata"] |= {"name": "backup", "annotations": {"podType": "backup"}}
+        await bench.kube.create(POD, {**backup, "status": {"phase": "Failed"}})
+        await bench.settle()
+        assert bench.state == "Running"
+        assert bench.job()["status"]["replicaStatuses"] == {"Master": {"active": 1}, "Worker": {"active": 1}}
+        assert "backup" in bench.pods()
 
     run(test())
 

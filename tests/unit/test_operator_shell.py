@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from acjobs import ascend_job
+from acjobs import ascend_job, chips_annotation
 from evertrain.kube.lease import Leader, LostLeadership
-from evertrain.kube.port import ASCEND_JOB, LEASE, POD, POD_GROUP, ApiError, Kind, Kube
+from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, LEASE, POD, POD_GROUP, ApiError, Conflict, Kind, Kube
 from evertrain.operator import __main__ as command
 from evertrain.operator.shell import Operator
 from kube_fake import FakeKube
@@ -154,6 +154,37 @@ def test_a_server_that_refuses_now_and_then() -> None:
                         await kube.create(ASCEND_JOB, ascend_job(f"job-{number}"))
                         break
             await until(kube, "Succeeded")
+
+    asyncio.run(test())
+
+
+def test_a_rank_table_that_could_not_be_written_is_written_later() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        config = {"metadata": {"name": "rings-config-job", "namespace": "default"}}
+        await kube.create(CONFIG_MAP, config)
+        refusals = 3
+
+        def before(verb: str, kind: Kind, name: str) -> None:
+            nonlocal refusals
+            if verb == "patch" and kind == CONFIG_MAP and refusals:
+                refusals -= 1
+                raise Conflict(409, "Conflict", "the object has been modified")
+
+        kube.before = before
+        async with operator(kube):
+            await kube.create(ASCEND_JOB, ascend_job("job", workers=0))
+            async with asyncio.timeout(20):
+                while not kube.items(POD_GROUP):
+                    await asyncio.sleep(0.005)
+                kube.set_status(POD_GROUP, kube.items(POD_GROUP)[0]["metadata"]["name"], {"phase": "Running"})
+                while not kube.items(POD):
+                    await asyncio.sleep(0.005)
+                kube.annotate(POD, "job-master-0", chips_annotation("job-master-0", "10.0.0.1", 8))
+                kube.set_status(POD, "job-master-0", {"phase": "Running", "podIP": "172.16.0.1"})
+                while not kube.find(CONFIG_MAP, "rings-config-job").get("data"):
+                    await asyncio.sleep(0.005)
+        assert refusals == 0
 
     asyncio.run(test())
 
