@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
+import virtual_time
 from evertrain.kube.lease import Leader, LostLeadership, Sighting
 from evertrain.kube.port import LEASE, Kind
 from kube_fake import FakeKube
 
 
 def leader(kube: FakeKube, me: str) -> Leader:
-    return Leader(kube, "operator", "mindx-dl", me, duration=0.3, deadline=0.2, period=0.02)
+    return Leader(kube, "operator", "mindx-dl", me, duration=15, deadline=10, period=2)
 
 
 class Work:
@@ -32,7 +33,7 @@ class Work:
             self.active.remove(me)
 
     async def until(self, *history: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.history != list(history):
                 self.changed.clear()
                 await self.changed.wait()
@@ -49,15 +50,17 @@ def test_one_leads_and_hands_over() -> None:
         first = asyncio.create_task(leader(kube, "a").lead(lambda: work.of("a")))
         await work.until("a")
         second = asyncio.create_task(leader(kube, "b").lead(lambda: work.of("b")))
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(600)
         assert work.history == ["a"]
+        began = asyncio.get_running_loop().time()
         await stop(first)
         await work.until("a", "b")
+        assert asyncio.get_running_loop().time() - began <= 2, "it was released"
         spec = kube.find(LEASE, "operator", "mindx-dl")["spec"]
         assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("b", 1)
         await stop(second)
 
-    asyncio.run(test())
+    virtual_time.run(test())
 
 
 def test_a_leader_that_is_cut_off_stops_before_another_begins() -> None:
@@ -73,12 +76,15 @@ def test_a_leader_that_is_cut_off_stops_before_another_begins() -> None:
 
         kube.before = before
         second = asyncio.create_task(leader(other, "b").lead(lambda: work.of("b")))
+        began = asyncio.get_running_loop().time()
         with pytest.raises(LostLeadership):
             await first
+        assert asyncio.get_running_loop().time() - began <= 10
         await work.until("a", "b")
+        assert asyncio.get_running_loop().time() - began >= 15 - 2
         await stop(second)
 
-    asyncio.run(test())
+    virtual_time.run(test())
 
 
 def test_work_that_fails_is_said() -> None:

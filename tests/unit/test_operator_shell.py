@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+import virtual_time
 from acjobs import ascend_job, chips_annotation
 from evertrain.kube.lease import Leader, LostLeadership
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, LEASE, POD, POD_GROUP, ApiError, Conflict, Kind, Kube
@@ -234,10 +235,8 @@ def test_of_two_operators_one_acts_and_the_other_takes_over() -> None:
 
         def lead(number: int) -> asyncio.Task[None]:
             operator = Operator(cast(Kube, lines[number]), rank_tables=NOWHERE)
-            kept = Leader(
-                cast(Kube, lines[number]), "op", "mindx-dl", str(number), duration=1.5, deadline=1.0, period=0.1
-            )
-            return asyncio.create_task(kept.lead(operator.run))
+            leader = Leader(cast(Kube, lines[number]), "op", "mindx-dl", str(number))
+            return asyncio.create_task(leader.lead(operator.run))
 
         first = lead(0)
         async with asyncio.timeout(20):
@@ -262,7 +261,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over() -> None:
         created = [name for verb, kind, name in kube.calls if (verb, kind) == ("create", "Pod")]
         assert len(created) == len(set(created)) == 8
 
-    asyncio.run(test())
+    virtual_time.run(test())
 
 
 def test_options_of_the_original_are_understood() -> None:
