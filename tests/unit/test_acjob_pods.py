@@ -345,6 +345,11 @@ def test_the_users_environment_comes_first_and_ours_replaces_what_is_named_the_s
     assert environment_of(pods_of(item)["j-master-0"])["WORLD_SIZE"] == "16"
 
 
+def test_only_the_leader_has_a_port_by_default() -> None:
+    ports = {name: pod["spec"]["containers"][0].get("ports") for name, pod in pods_of(ascend_job("j")).items()}
+    assert ports == {"j-master-0": [{"name": "ascendjob-port", "containerPort": 2222}], "j-worker-0": None}
+
+
 def test_only_the_container_that_trains_gets_it() -> None:
     item = ascend_job("j")
     item["spec"]["replicaSpecs"]["Master"]["template"]["spec"]["containers"].append({"name": "side", "image": "x"})

@@ -13,7 +13,8 @@ from acjobs import ascend_job, chips_annotation, replica, stored
 from evertrain.acjob.job import Job
 from evertrain.acjob.pods import Surroundings, new_pod
 from evertrain.acjob.ranktable import Unready, build, invalidated, next_table, next_version, table_version
-from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, Object
+from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, Kind, Object
+from evertrain.operator.carry import Again
 from evertrain.operator.rankfile import RankFiles
 from evertrain.operator.shell import Operator
 from kube_fake import FakeKube
@@ -288,6 +289,25 @@ def test_the_table_waits_for_the_super_pods_that_the_scheduler_names() -> None:
         await bench.settle()
         table = json.loads(bench.kube.find(CONFIG_MAP, "rings-config-test-job")["data"]["hccl.json"])
         assert len(table["super_pod_list"]) == 2
+
+    asyncio.run(test())
+
+
+def test_a_table_that_somebody_else_changes_meanwhile_is_looked_at_again() -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.kube.create(CONFIG_MAP, rings_config())
+        await bench.running()
+        allocate(bench)
+
+        def before(verb: str, kind: Kind, name: str) -> None:
+            if verb == "patch" and kind == CONFIG_MAP:
+                bench.kube.before = lambda verb, kind, name: None
+                bench.kube.annotate(CONFIG_MAP, "rings-config-test-job", {"by": "somebody else"})
+
+        bench.kube.before = before
+        with pytest.raises(Again, match="modified"):
+            await bench.look()
 
     asyncio.run(test())
 

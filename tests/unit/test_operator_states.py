@@ -295,6 +295,11 @@ def test_exit_code_policy() -> None:
         bench.all_pods("Running")
         await bench.settle()
         assert bench.state == "Running"
+        bench.phase("test-job-worker-0", "Failed")
+        await bench.settle()
+        assert bench.state == "Restarting", "it was evicted, and never ended by itself"
+        bench.all_pods("Running")
+        await bench.settle()
         bench.phase("test-job-worker-0", "Failed", exit_code=1)
         await bench.settle()
         assert bench.state == "Failed"
