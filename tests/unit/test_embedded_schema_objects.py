@@ -553,12 +553,47 @@ def test_a_deprecated_version_warns() -> None:
     assert converted(ready.object, toys())["apiVersion"] == "example.com/v1"
 
 
+def with_spec(schema: Any) -> dict[str, Any]:
+    made = definition()
+    made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"] = schema
+    return made
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"required": 3}, {"enum": 3}, {"minimum": "x"}, {"maxLength": "3"}, {"pattern": 3}, {"anyOf": [3]}, {"not": 4}],
+)
+@pytest.mark.parametrize("place", ["items", "additionalProperties"])
+def test_a_schema_is_checked_all_the_way_down(place: str, part: dict[str, Any]) -> None:
+    """Otherwise every object of the kind is an internal error."""
+    assert CRD is not None
+    kind_of = {"items": "array", "additionalProperties": "object"}[place]
+    error = refused(CRD, with_spec({"type": kind_of, place: {"type": "string", **part}}))
+    assert error.code == 400 and f"properties.spec.{place}.{next(iter(part))}" in error.message
+    typo = with_spec({"type": kind_of, place: {"type": "object", "propertis": {}}})
+    strict = refused(CRD, typo, field_validation="Strict")
+    assert (
+        f'unknown field "spec.versions[0].schema.openAPIV3Schema.properties.spec.{place}.propertis"' in strict.message
+    )
+    prepare_create(CRD, with_spec({"type": "object", "additionalProperties": True}), field_validation="Strict")
+    fills = {"type": "object", "required": ["a"], "default": {}, "properties": {"a": {"type": "integer", "default": 1}}}
+    prepare_create(CRD, with_spec(fills), field_validation="Strict")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"metadata": {"name": "x.example.com"}}, "must be spec.names.plural"),
         ({"spec": {**DEFINITION["spec"], "scope": "Galaxy"}}, "spec.scope: Unsupported value"),
         ({"spec": {**DEFINITION["spec"], "versions": []}}, "spec.versions: Required value"),
+        (with_spec({"type": "integer", "default": "x"}), 'properties[spec].default: Invalid value: "string"'),
+        (
+            with_spec(
+                {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "integer", "default": ""}}}}
+            ),
+            'properties[spec].items.properties[a].default: Invalid value: "string"',
+        ),
+        (with_spec({"type": "object", "additionalProperties": "x"}), "must be a schema, true or false"),
         (
             {"spec": {**DEFINITION["spec"], "versions": [{**DEFINITION["spec"]["versions"][0], "storage": False}]}},
             "must have exactly one version marked as storage version",

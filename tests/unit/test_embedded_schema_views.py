@@ -262,7 +262,22 @@ def test_json_paths(path: str, found: list[Any]) -> None:
     assert JSONPath.parse(path).find(item) == found
 
 
-@pytest.mark.parametrize("path", ["", ".a[", ".a[x]", ".a[?(x)]", ".a..", ".a[0:1:0]", ".a b", "{}"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        ".a[",
+        ".a[x]",
+        ".a[?(x)]",
+        ".a..",
+        ".a[0:1:0]",
+        ".a b",
+        "{}",
+        ".a[?(@" + r"\a" * 100 + " x)]",  # must not take longer than the universe lasts
+        ".a[?(@==" + " " * 900 + "]",
+        "." + "a" * 1000,
+    ],
+)
 def test_paths_that_are_none(path: str) -> None:
     if path in (".a..",):
         assert JSONPath.parse(path)
@@ -301,7 +316,8 @@ def test_label_selectors(text: str, labels: dict[str, str], matches: bool) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["a=b,", "=b", "a in", "a in (b", "a in b", "a b", "a=b c", "/x=1", "a=b=c", "n>x", "a=$", ","]
+    "text",
+    ["a=b,", "=b", "a in", "a in (b", "a in b", "a b", "a=b c", "/x=1", "a=b=c", "n>x", "a=$", "a in (b,$)", ","],
 )
 def test_label_selectors_that_are_none(text: str) -> None:
     with pytest.raises(Refused) as caught:

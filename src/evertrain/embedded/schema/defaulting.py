@@ -13,7 +13,7 @@ from evertrain.kube.port import Object
 
 def defaulted(resource: Resource, item: Object) -> Object:
     """A new object, with everything set that has a default."""
-    made: Object = _filled(resource, resource.schema, item)
+    made: Object = filled(resource, resource.schema, item)
     if resource.group == "" and resource.kind == "Pod":
         _pod(made)
     elif resource.group == "" and resource.kind == "Service":
@@ -29,18 +29,19 @@ def defaulted(resource: Resource, item: Object) -> Object:
     return made
 
 
-def _filled(resource: Resource, schema: Schema, value: Any) -> Any:
+def filled(resource: Resource, schema: Schema, value: Any) -> Any:
+    """The value with the defaults of its schema."""
     if isinstance(value, dict):
         made: Object = {}
         for key, item in value.items():
-            made[key] = _filled(resource, field_schema(resource, schema, key) or {}, item)
+            made[key] = filled(resource, field_schema(resource, schema, key) or {}, item)
         for key, of_field in schema.get("properties", {}).items():
             if key not in made and "default" in of_field:
-                made[key] = _filled(resource, of_field, copy.deepcopy(of_field["default"]))
+                made[key] = filled(resource, of_field, copy.deepcopy(of_field["default"]))
         return made
     if isinstance(value, list):
         of_item = item_schema(resource, schema)
-        return [_filled(resource, of_item, item) for item in value]
+        return [filled(resource, of_item, item) for item in value]
     return canonical(value) if schema.get(QUANTITY) else value
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from evertrain.embedded.schema.defaulting import filled
 from evertrain.embedded.schema.errors import FieldError, forbidden, invalid, required, unsupported
 from evertrain.embedded.schema.jsonpath import JSONPath
+from evertrain.embedded.schema.kinds import Resource
 from evertrain.embedded.schema.names import label_1035_problem, subdomain_problem
 from evertrain.embedded.schema.structure import INT_OR_STRING, OPEN
+from evertrain.embedded.schema.validation import value_errors
 from evertrain.kube.port import Object
 
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")
@@ -112,6 +115,12 @@ def _structural(path: str, schema: Any, found: list[FieldError]) -> None:
         found.append(unsupported(f"{path}.type", kind, _TYPES))
     if kind == "array" and not isinstance(schema.get("items"), dict):
         found.append(required(f"{path}.items", "must be specified"))
+    if not isinstance(schema.get("additionalProperties", True), dict | bool):
+        found.append(
+            invalid(f"{path}.additionalProperties", schema["additionalProperties"], "must be a schema, true or false")
+        )
+    if schema.get("default") is not None:
+        found.extend(default_errors(f"{path}.default", schema))
     if schema.get("properties") and isinstance(schema.get("additionalProperties"), dict):
         found.append(
             forbidden(f"{path}.additionalProperties", "additionalProperties and properties are mutual exclusive")
@@ -143,6 +152,12 @@ def _structural(path: str, schema: Any, found: list[FieldError]) -> None:
         _structural(f"{path}.additionalProperties", schema["additionalProperties"], found)
     if isinstance(schema.get("items"), dict):
         _structural(f"{path}.items", schema["items"], found)
+
+
+def default_errors(path: str, schema: Object) -> list[FieldError]:
+    """A default that its own schema refuses would make every object of the kind invalid."""
+    anything = Resource("", "", "", "", custom=True)
+    return value_errors(anything, schema, filled(anything, schema, schema["default"]), path)
 
 
 def definition_update_errors(definition: Object, old: Object) -> list[FieldError]:

@@ -10,10 +10,12 @@ from typing import Any, Union
 
 Step = Union["_Field", "_Slice", "_Filter", "_Everything", "_Recursive"]
 
+_LONGEST = 1000
+"""Characters of a path: more than anybody writes, and few enough for the expressions below."""
 _FIELD = re.compile(r"(?:\\.|[^.\[\]\\(){}'\"\s])+")
 _SLICE = re.compile(r"(-?\d+)?(?::(-?\d+)?)?(?::(-?\d+)?)?")
 _FILTER = re.compile(
-    r"\?\(\s*@(?P<path>(?:[^=!<>~\s]|\\.)*)\s*(?:(?P<operator>==|!=|<=|>=|<|>)\s*(?P<value>.+?))?\s*\)"
+    r"\?\(\s*@(?P<path>(?:[^=!<>~\s\\]|\\.)*)\s*(?:(?P<operator>==|!=|<=|>=|<|>)\s*(?P<value>\S(?:.*\S)?))?\s*\)"
 )
 
 
@@ -113,6 +115,8 @@ class JSONPath:
             text = text[1:-1].strip()
         if not text:
             raise ValueError("must not be empty")
+        if len(text) > _LONGEST:
+            raise ValueError(f"must not be longer than {_LONGEST} characters")
         text = text.removeprefix("$")
         if text and text[0] not in ".[":
             text = "." + text

@@ -63,9 +63,6 @@ PLAIN: dict[str, Schema] = {
     },
     "runtime.RawExtension": {"type": "object", "description": "Any object.", **_ANYTHING},
     "apiextensions_v1.JSON": {"description": "JSON represents any valid JSON value.", **_ANYTHING},
-    "apiextensions_v1.JSONSchemaPropsOrBool": {"description": "A schema, or true or false.", **_ANYTHING},
-    "apiextensions_v1.JSONSchemaPropsOrArray": {"description": "A schema, or a list of schemas.", **_ANYTHING},
-    "apiextensions_v1.JSONSchemaPropsOrStringArray": {"description": "A schema, or a list of texts.", **_ANYTHING},
     "apiextensions_v1.CustomResourceSubresourceStatus": {
         "type": "object",
         "description": "CustomResourceSubresourceStatus defines how to serve the status subresource.",
@@ -73,6 +70,12 @@ PLAIN: dict[str, Schema] = {
     },
 }
 """Types that are no classes."""
+_OR_SCHEMA = {
+    "JSONSchemaPropsOrBool": "A schema, or true or false.",
+    "JSONSchemaPropsOrArray": "A schema, or a list of schemas.",
+    "JSONSchemaPropsOrStringArray": "A schema, or a list of texts.",
+}
+"""What may stand instead of a schema in a schema. It has no type, but if it is an object, it has the fields of one."""
 
 _FIELD = re.compile(r"^\s*\* \*\*(\w+)\*\* ``.*?``(?: - ?(.*))?$")
 
@@ -137,9 +140,12 @@ def definition(name: str) -> Schema:
     plain = PLAIN.get(f"{module}.{cls_name}")
     if plain is not None:
         return plain
+    if cls_name in _OR_SCHEMA:
+        properties = definition(name_of(module, "JSONSchemaProps"))["properties"]
+        return {"description": _OR_SCHEMA[cls_name], "properties": properties}
     cls: Any = getattr(importlib.import_module(f"lightkube.models.{module}"), cls_name)
     about, described = _docs(cls)
-    properties: dict[str, Schema] = {}
+    properties = {}
     required: list[str] = []
     for attribute, field, annotation in _fields(cls):
         schema = _type(annotation, module, cls_name, field)

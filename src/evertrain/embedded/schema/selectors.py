@@ -43,10 +43,10 @@ class Requirement:
 
 class _Tokens:
     def __init__(self, text: str) -> None:
-        self.text = text
         self.items: list[str] = []
+        text = text.rstrip()
         at = 0
-        while text[at:].strip():
+        while at < len(text):
             found = _TOKEN.match(text, at)
             if found is None:
                 raise bad_request(f"unable to parse requirement: unexpected character in {text!r}")
@@ -103,7 +103,10 @@ class LabelSelector:
             return Requirement(key, "!" if negated else "exists")
         operator = tokens.take()
         if operator in ("in", "notin"):
-            return Requirement(key, operator, LabelSelector._values(tokens))
+            values = LabelSelector._values(tokens)
+            for value in sorted(values):
+                LabelSelector._check(key, value)
+            return Requirement(key, operator, values)
         if operator not in ("=", "==", "!=", "<", ">"):
             raise bad_request(
                 f"unable to parse requirement: found '{operator}', expected: in, notin, =, ==, !=, gt, lt"

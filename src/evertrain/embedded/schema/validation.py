@@ -52,8 +52,13 @@ def json_type(value: Any) -> str:
 
 def schema_errors(resource: Resource, item: Object) -> list[FieldError]:
     """Everything in which the object doesn't follow its schema."""
+    return value_errors(resource, resource.schema, item, "")
+
+
+def value_errors(resource: Resource, schema: Schema, value: Any, path: str) -> list[FieldError]:
+    """The same for a part of an object."""
     found: list[FieldError] = []
-    _check(resource, resource.schema, item, "", found)
+    _check(resource, schema, value, path, found)
     return found[:MAX_ERRORS]
 
 
