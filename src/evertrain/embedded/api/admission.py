@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 from evertrain.embedded.api.services import allocate
 from evertrain.embedded.schema import FieldError, Registry, Resource
@@ -13,8 +11,6 @@ from evertrain.kube.port import Object
 
 CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 """Finalizer of a CustomResourceDefinition: its objects go first."""
-TOLERATION_SECONDS = 300
-"""So long pods stay bound to a node that isn't ready, unless they say otherwise."""
 
 
 def before_create(
@@ -24,12 +20,7 @@ def before_create(
         case "", "Pod":
             _pod(item)
         case "", "Service":
-            item["status"] = {"loadBalancer": {}}
             return allocate(item, siblings)
-        case "", "Namespace":
-            item.setdefault("spec", {})["finalizers"] = ["kubernetes"]
-            item["status"] = {"phase": "Active"}
-            _name_label(item)
         case "apiextensions.k8s.io", "CustomResourceDefinition":
             return _definition(registry, item, None, now)
     return []
@@ -41,8 +32,6 @@ def before_update(
     match resource.group, resource.kind:
         case "", "Service":
             return allocate(item, siblings, old)
-        case "", "Namespace":
-            _name_label(item)
         case "apiextensions.k8s.io", "CustomResourceDefinition":
             return _definition(registry, item, old, now)
     return []
@@ -52,61 +41,10 @@ def needs_siblings(resource: Resource) -> bool:
     return (resource.group, resource.kind) == ("", "Service")
 
 
-def encode_secret(item: Object) -> None:
-    """stringData is for writers only: it becomes part of data."""
-    texts = item.get("stringData")
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        return
-    del item["stringData"]
-    data: Any = item.setdefault("data", {})
-    if data is None:
-        data = item["data"] = {}
-    if isinstance(data, dict):
-        for key, text in texts.items():
-            data[key] = base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
-
-
-def _name_label(item: Object) -> None:
-    metadata = item["metadata"]
-    metadata["labels"] = {**(metadata.get("labels") or {}), "kubernetes.io/metadata.name": metadata["name"]}
-
-
 def _pod(item: Object) -> None:
     spec = item["spec"]
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("serviceAccount", spec["serviceAccountName"])
-    tolerations = spec.setdefault("tolerations", [])
-    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
-        if not any(_tolerates(toleration, key) for toleration in tolerations):
-            tolerations.append(
-                {
-                    "key": key,
-                    "operator": "Exists",
-                    "effect": "NoExecute",
-                    "tolerationSeconds": TOLERATION_SECONDS,
-                }
-            )
-    item["status"] = {"phase": "Pending", "qosClass": quality(spec)}
-
-
-def _tolerates(toleration: Object, key: str) -> bool:
-    return toleration.get("key", "") in ("", key) and toleration.get("effect", "") in ("", "NoExecute")
-
-
-def quality(spec: Object) -> str:
-    """The quality-of-service class, by cpu and memory of all containers."""
-    guaranteed, any_given = True, False
-    for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
-        resources = container.get("resources") or {}
-        requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
-        for name in ("cpu", "memory"):
-            if name in requests or name in limits:
-                any_given = True
-            if name not in limits or requests.get(name, limits[name]) != limits[name]:
-                guaranteed = False
-    if not any_given:
-        return "BestEffort"
-    return "Guaranteed" if guaranteed else "Burstable"
 
 
 def _definition(registry: Registry, item: Object, old: Object | None, now: str) -> list[FieldError]:

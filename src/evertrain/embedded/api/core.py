@@ -168,8 +168,6 @@ class Api:
             if definition is not None and definition.object["metadata"].get("deletionTimestamp"):
                 why = "create not allowed while custom resource definition is terminating"
                 raise Refused(405, "MethodNotAllowed", why, {"group": resource.group, "kind": resource.plural})
-        if (resource.group, resource.kind) == ("", "Secret"):
-            admission.encode_secret(item)
         prepared = prepare_create(resource, item, field_validation=options.validation, duplicates=options.duplicates)
         item = prepared.object
         _drop_empty(item["metadata"])
@@ -279,8 +277,6 @@ class Api:
         track: bool,
     ) -> Written:
         check_preconditions(resource, record, item["metadata"])
-        if (resource.group, resource.kind) == ("", "Secret"):
-            admission.encode_secret(item)
         old = shown(resource, record)
         before = old
         sent, kept = item["metadata"].pop("managedFields", None), old["metadata"].get("managedFields")

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from evertrain.embedded.api.http import JSON, Accepted, accepted, answer, encoded
 from evertrain.embedded.api.status import not_acceptable
 from evertrain.embedded.schema import (
+    VERSION,
     Registry,
     aggregated_discovery,
     group_document,
@@ -25,7 +26,6 @@ from evertrain.embedded.schema import (
 )
 from evertrain.kube.port import Object
 
-VERSION = "v1.32.0"
 _V2_PROTOBUF = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _V2_ASKED = (_V2_PROTOBUF, _V2_PROTOBUF.replace("v2.v1.0", "v2@v1.0"))
 """Clients ask for it by its old name, which they themselves can't read in an answer."""

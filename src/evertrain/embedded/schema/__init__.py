@@ -23,13 +23,14 @@ from evertrain.embedded.schema.discovery import (
 )
 from evertrain.embedded.schema.errors import FieldError, Refused, bad_request, invalid_object
 from evertrain.embedded.schema.kinds import Column, Registry, Resource, Schema
-from evertrain.embedded.schema.openapi import openapi_v2, openapi_v2_protobuf, openapi_v3, openapi_v3_index
+from evertrain.embedded.schema.openapi import VERSION, openapi_v2, openapi_v2_protobuf, openapi_v3, openapi_v3_index
 from evertrain.embedded.schema.patches import patched
 from evertrain.embedded.schema.preparing import Prepared, converted, prepare_create, prepare_update
 from evertrain.embedded.schema.selectors import FieldSelector, LabelSelector
 from evertrain.embedded.schema.tables import table
 
 __all__ = [
+    "VERSION",
     "Column",
     "Decoded",
     "FieldError",

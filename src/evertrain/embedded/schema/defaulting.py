@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 from typing import Any
 
@@ -9,6 +10,9 @@ from evertrain.embedded.schema.kinds import Resource, Schema
 from evertrain.embedded.schema.quantity import canonical
 from evertrain.embedded.schema.structure import QUANTITY, field_schema, item_schema
 from evertrain.kube.port import Object
+
+TOLERATION_SECONDS = 300
+"""So long pods stay bound to a node that isn't ready, unless they say otherwise."""
 
 
 def defaulted(resource: Resource, item: Object) -> Object:
@@ -19,7 +23,7 @@ def defaulted(resource: Resource, item: Object) -> Object:
     elif resource.group == "" and resource.kind == "Service":
         _service(made)
     elif resource.group == "" and resource.kind == "Secret":
-        _secret(made)
+        made.setdefault("type", "Opaque")
     elif resource.group == "" and resource.kind == "Namespace":
         made.setdefault("metadata", {}).setdefault("labels", {})["kubernetes.io/metadata.name"] = made["metadata"].get(
             "name", ""
@@ -27,6 +31,17 @@ def defaulted(resource: Resource, item: Object) -> Object:
     elif resource.kind == "CustomResourceDefinition" and not resource.custom:
         _definition(made)
     return made
+
+
+def with_secret_data(resource: Resource, item: Object) -> Object:
+    """stringData of a Secret is for writers only: it becomes part of data. What is no text is left to be refused."""
+    texts, data = item.get("stringData"), item.get("data") or {}
+    if (resource.group, resource.kind) != ("", "Secret") or not isinstance(texts, dict) or not isinstance(data, dict):
+        return item
+    if not all(isinstance(text, str) for text in texts.values()):
+        return item
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+    return {key: value for key, value in item.items() if key != "stringData"} | {"data": data | encoded}
 
 
 def filled(resource: Resource, schema: Schema, value: Any) -> Any:
@@ -90,7 +105,14 @@ def _pod(pod: Object) -> None:
     tolerations = spec.setdefault("tolerations", [])
     for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         if not any(_tolerates(toleration, taint) for toleration in tolerations):
-            tolerations.append({"key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300})
+            tolerations.append(
+                {
+                    "key": taint,
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": TOLERATION_SECONDS,
+                }
+            )
 
 
 def _tolerates(toleration: Object, taint: str) -> bool:
@@ -142,17 +164,6 @@ def _service(service: Object) -> None:
     for port in spec.get("ports") or ():
         if isinstance(port, dict) and not port.get("targetPort") and "port" in port:
             port["targetPort"] = port["port"]
-
-
-def _secret(secret: Object) -> None:
-    import base64
-
-    secret.setdefault("type", "Opaque")
-    plain = secret.pop("stringData", None)
-    if isinstance(plain, dict):
-        data = secret.setdefault("data", {})
-        for key, value in plain.items():
-            data[key] = base64.b64encode(str(value).encode()).decode()
 
 
 def _definition(definition: Object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from evertrain.embedded.schema.defaulting import defaulted
+from evertrain.embedded.schema.defaulting import defaulted, with_secret_data
 from evertrain.embedded.schema.errors import FieldError, bad_request, invalid_object
 from evertrain.embedded.schema.events import core_event, new_event
 from evertrain.embedded.schema.kinds import Resource
@@ -130,7 +130,7 @@ def prepare_create(
     be there already. The result has generation 1 where the kind counts generations, and no status where that is for
     the status subresource; uid, resourceVersion, creationTimestamp and addresses are the caller's."""
     _checked_kind(resource, item)
-    ready = _structured(resource, item, field_validation, duplicates)
+    ready = _structured(resource, with_secret_data(resource, item), field_validation, duplicates)
     made = ready.object
     metadata = made.setdefault("metadata", {})
     for name in ("uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
@@ -144,7 +144,7 @@ def prepare_create(
     if (resource.group, resource.kind) == ("", "Pod"):
         made["status"] = {"phase": "Pending", "qosClass": _quality(made.get("spec", {}))}
     if (resource.group, resource.kind) == ("", "Namespace"):
-        made.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
+        made.setdefault("spec", {})["finalizers"] = ["kubernetes"]
         made["status"] = {"phase": "Active"}
     if (resource.group, resource.kind) == ("", "Service"):
         made["status"] = {"loadBalancer": {}}
@@ -187,7 +187,7 @@ def prepare_update(
     takes nothing else. uid, creationTimestamp, deletionTimestamp and such come from `old`, generation grows with the
     spec. If the result equals `old` there is nothing to write."""
     _checked_kind(resource, item)
-    item = dict(item)
+    item = dict(with_secret_data(resource, item))
     if subresource == "status":
         item = _only_status(resource, item, old)
     elif resource.has_status:
