@@ -342,6 +342,22 @@ def test_events_have_two_faces() -> None:
     assert "does not match event.namespace" in refused(kind("events"), other).message
 
 
+def test_times_with_microseconds_have_six_digits_after_the_point() -> None:
+    """Clients in Go read no others: kubectl describes no node whose Lease has been renewed at a full second."""
+
+    def lease(when: str) -> dict[str, Any]:
+        return {"metadata": {"name": "l", "namespace": "d"}, "spec": {"renewTime": when}}
+
+    leases = kind("leases", "coordination.k8s.io")
+    for given, kept in (
+        ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05.000000Z"),
+        ("2026-01-02T03:04:05.5+08:00", "2026-01-02T03:04:05.500000+08:00"),
+        ("2026-01-02T03:04:05.123456789Z", "2026-01-02T03:04:05.123456Z"),
+    ):
+        assert prepare_create(leases, lease(given)).object["spec"]["renewTime"] == kept
+    assert "date-time" in refused(leases, lease("2026-01-02t03:04:05z")).message
+
+
 def test_finalizers_of_an_object_that_goes_away() -> None:
     old = prepare_create(kind("configmaps"), {"metadata": {"name": "c", "namespace": "d"}}).object
     old["metadata"] |= {"deletionTimestamp": "2026-01-02T03:04:05Z", "finalizers": ["a/b"]}

@@ -13,7 +13,7 @@ from typing import Any
 
 from evertrain.embedded.schema import fieldsets
 from evertrain.embedded.schema.decoding import check_size
-from evertrain.embedded.schema.defaulting import with_canonical_quantities
+from evertrain.embedded.schema.defaulting import with_canonical_values
 from evertrain.embedded.schema.errors import FieldError, Refused, bad_request, invalid_object
 from evertrain.embedded.schema.fieldsets import Fields, Path, fields_of, values_of
 from evertrain.embedded.schema.kinds import Resource, Schema
@@ -100,7 +100,7 @@ def _checked(resource: Resource, old: Object | None, patch: Any, manager: str) -
     patch, unknown = prune(resource, patch)
     problems = [f".{path}: field not declared in schema" for path in unknown]
     if not resource.custom:
-        patch = with_canonical_quantities(resource, patch)
+        patch = with_canonical_values(resource, patch)
     for error in schema_errors(resource, patch):
         if error.reason == "FieldValueTypeInvalid":
             words = error.message.rpartition(" in body must be of type ")[2].replace(": ", ", got ")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import copy
+import re
 from typing import Any
 
 from evertrain.embedded.schema.kinds import Resource, Schema
 from evertrain.embedded.schema.quantity import canonical
-from evertrain.embedded.schema.structure import QUANTITY, field_schema, item_schema
+from evertrain.embedded.schema.structure import MICRO_TIME, QUANTITY, field_schema, item_schema
 from evertrain.kube.port import Object
 
+_TIME = re.compile(r"(.*T\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
 TOLERATION_SECONDS = 300
 """So long pods stay bound to a node that isn't ready, unless they say otherwise."""
 
@@ -57,18 +59,29 @@ def filled(resource: Resource, schema: Schema, value: Any) -> Any:
     if isinstance(value, list):
         of_item = item_schema(resource, schema)
         return [filled(resource, of_item, item) for item in value]
-    return canonical(value) if schema.get(QUANTITY) else value
+    return _canonical(schema, value)
 
 
-def with_canonical_quantities(resource: Resource, item: Object) -> Object:
-    """Quantities as text, as they are stored; nothing else changes."""
+def _canonical(schema: Schema, value: Any) -> Any:
+    """A value in the one form that every client reads: quantities as text, and times with six digits after the point
+    where Kubernetes has microseconds (a Lease or an Event without them can't be read in Go)."""
+    if schema.get(QUANTITY):
+        return canonical(value)
+    if schema.get(MICRO_TIME) and isinstance(value, str) and (found := _TIME.fullmatch(value)):
+        whole, fraction, zone = found.groups()
+        return f"{whole}.{(fraction or '')[:6]:0<6}{zone}"
+    return value
+
+
+def with_canonical_values(resource: Resource, item: Object) -> Object:
+    """Values in the form in which they are stored; nothing else changes."""
 
     def walk(schema: Schema, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: walk(field_schema(resource, schema, key) or {}, part) for key, part in value.items()}
         if isinstance(value, list):
             return [walk(item_schema(resource, schema), part) for part in value]
-        return canonical(value) if schema.get(QUANTITY) else value
+        return _canonical(schema, value)
 
     made: Object = walk(resource.schema, item)
     return made

@@ -45,6 +45,7 @@ PLAIN: dict[str, Schema] = {
         "type": "string",
         "format": "date-time",
         "description": "MicroTime is version of Time with microsecond level precision.",
+        "x-evertrain-micro-time": True,
     },
     "meta_v1.FieldsV1": {
         "type": "object",

@@ -15,7 +15,7 @@ from evertrain.embedded.schema.builtin import definition_name
 from evertrain.embedded.schema.kinds import Registry, Resource, Schema, reference
 from evertrain.embedded.schema.openapi_protobuf import encode_document
 from evertrain.embedded.schema.patches import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_MERGE_PATCH
-from evertrain.embedded.schema.structure import INT_OR_STRING, QUANTITY
+from evertrain.embedded.schema.structure import INT_OR_STRING, OURS, QUANTITY
 from evertrain.kube.port import Object
 
 VERSION = "v1.32.0"
@@ -89,7 +89,7 @@ def _shaped(schema: Any, version: int) -> Any:
         return [_shaped(item, version) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: value for key, value in schema.items() if key != QUANTITY}
+    made = {key: value for key, value in schema.items() if not key.startswith(OURS)}
     if schema.get(QUANTITY) or schema.get("format") == "int-or-string":
         made.pop(INT_OR_STRING, None)
         if version == 2:

@@ -10,7 +10,10 @@ from evertrain.kube.port import Object
 OPEN = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 EMBEDDED = "x-kubernetes-embedded-resource"
-QUANTITY = "x-evertrain-quantity"
+OURS = "x-evertrain-"
+"""What only this server reads in a schema begins like that, and isn't published."""
+QUANTITY = f"{OURS}quantity"
+MICRO_TIME = f"{OURS}micro-time"
 OBJECT_META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 ANYTHING: Schema = {OPEN: True}
 _OF_EMBEDDED: dict[str, Schema] = {
