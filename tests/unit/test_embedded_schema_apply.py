@@ -373,3 +373,27 @@ def test_an_update_owns_exactly_the_difference(first: dict[str, Any], second: di
         for path in sets.fields_of(PODS, second)
         if path[:2] in (("f:metadata", "f:name"), ("f:metadata", "f:namespace"))
     } - {("f:apiVersion",), ("f:kind",), ("f:metadata",)}
+
+
+def test_an_apply_that_cannot_be_tells_all_that_is_wrong() -> None:
+    bad: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "d"},
+        "spec": {"foo": 1, "priority": "high", "containers": [{"name": "a", "imagee": "i"}]},
+    }
+    with pytest.raises(Refused) as caught:
+        apply(None, bad)
+    assert caught.value.message == (
+        "failed to create typed patch object (d/p; v1, Kind=Pod): errors:\n"
+        "  .spec.foo: field not declared in schema\n"
+        "  .spec.containers[0].imagee: field not declared in schema\n"
+        '  .spec.priority: expected integer, got "string"'
+    )
+
+
+def test_managers_together_make_no_object_that_is_too_large() -> None:
+    made = apply(None, config(a="x" * (2 << 20)))
+    with pytest.raises(Refused, match="Request entity too large") as caught:
+        apply(made, config(b="x" * (2 << 20)), "other")
+    assert caught.value.code == 413
