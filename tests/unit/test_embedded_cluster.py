@@ -18,7 +18,7 @@ from evertrain.embedded.api.local import LocalKube
 from evertrain.embedded.certificates import credentials
 from evertrain.embedded.cluster import CannotStart, Cluster, Settings
 from evertrain.embedded.schema import Registry
-from evertrain.embedded.store import Store
+from evertrain.embedded.store import NotStored, Store
 from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, QUEUE
 
 
@@ -150,6 +150,17 @@ def test_a_disk_without_room_is_no_reason_to_begin_anew(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(cluster, "Store", full)
     assert refusal(Settings(tmp_path)) == f"{tmp_path / 'objects.db'} can't be used: database or disk is full"
+
+
+def test_nor_is_one_that_is_full_a_moment_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise NotStored("the change can't be stored: database or disk is full")
+
+    monkeypatch.setattr(Store, "_write", full)
+    wanted = f"{tmp_path / 'objects.db'} can't be used: the change can't be stored: database or disk is full"
+    assert refusal(Settings(tmp_path)) == wanted
+    monkeypatch.setattr(cluster, "bootstrap", lambda api: None)
+    assert wanted in refusal(Settings(tmp_path))
 
 
 def test_an_empty_token_lets_nobody_in(tmp_path: Path) -> None:

@@ -38,7 +38,16 @@ from evertrain.embedded.node.node import VirtualNode
 from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import NotStored, Store
-from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, QUEUE, AlreadyExists, Conflict, Kind, Kube, Object
+from evertrain.kube.port import (
+    CUSTOM_RESOURCE_DEFINITION,
+    QUEUE,
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Kind,
+    Kube,
+    Object,
+)
 from evertrain.operator.shell import RANK_TABLES, Operator
 
 logger = logging.getLogger(__name__)
@@ -97,7 +106,7 @@ class Cluster:
                 self._stack = self._stack.pop_all()
         except instance.InUse as error:
             raise CannotStart(str(error)) from None
-        except (sqlite3.OperationalError, NotStored) as error:
+        except (sqlite3.OperationalError, NotStored, ApiError) as error:
             raise CannotStart(f"{self.settings.folder / DATABASE} can't be used: {error}") from None
         except sqlite3.DatabaseError as error:
             database = self.settings.folder / DATABASE
