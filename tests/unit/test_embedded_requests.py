@@ -143,6 +143,21 @@ def test_a_slow_watcher_is_ended_and_not_waited_for(monkeypatch: pytest.MonkeyPa
     assert asyncio.run(scenario()) == []
 
 
+def test_a_long_list_at_the_beginning_makes_no_watcher_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "MAX_PENDING", 3)
+
+    async def scenario() -> int:
+        api = make_api()
+        maps = resource(api, "configmaps")
+        for number in range(10):
+            api.create(maps, "default", config_map(f"m{number}"))
+        watch = api.watch(maps, None)
+        api.create(maps, "default", config_map("more"))
+        return len(await anext(watch.batches()))
+
+    assert asyncio.run(scenario()) == 11
+
+
 def test_what_waits_for_a_slow_watcher_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MAX_PENDING_BYTES", 100_000)
 

@@ -67,7 +67,7 @@ class Watch:
         self._bookmarks = bookmarks
         self._pending: deque[WatchEvent] = deque()
         self._pending_bytes = 0
-        """Of changes. What was there at the beginning is kept by the store anyway."""
+        self._max_pending, self._max_bytes = MAX_PENDING, MAX_PENDING_BYTES
         self._wake = asyncio.Event()
         self._passed = 0
         self._closed = False
@@ -78,6 +78,10 @@ class Watch:
                     self._pending.append(WatchEvent(ADDED, record))
             if initial_end:
                 self._pending.append(self._bookmark({"k8s.io/initial-events-end": "true"}))
+            self._pending_bytes = sum(len(event.record.data) for event in self._pending)
+            # The store keeps all that anyway, and it doesn't get less by another beginning.
+            self._max_pending += len(self._pending)
+            self._max_bytes += self._pending_bytes
         else:
             if version > store.version:
                 # Of a store that has lost its last changes to a power cut, or of another one.
@@ -122,12 +126,13 @@ class Watch:
         else:
             self._pending.append(event)
             self._pending_bytes += len(event.record.data)
-            if len(self._pending) > MAX_PENDING or self._pending_bytes > MAX_PENDING_BYTES:
+            if len(self._pending) > self._max_pending or self._pending_bytes > self._max_bytes:
                 self._drop()
         self._wake.set()
 
     def _drop(self) -> None:
         self._pending.clear()
+        self._pending_bytes = 0
         self.close()
 
     def _take(self) -> list[WatchEvent]:
@@ -137,7 +142,7 @@ class Watch:
         while self._pending and size < PIECE_BYTES:
             events.append(self._pending.popleft())
             size += len(events[-1].record.data)
-        self._pending_bytes = max(0, self._pending_bytes - size) if self._pending else 0
+        self._pending_bytes -= size
         return events
 
     def _event(self, change: StoredChange) -> WatchEvent | None:
