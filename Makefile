@@ -21,7 +21,8 @@ demo: $(VENV)/.ready-to-run ## train, kill a process in the middle, see that the
 
 # What mostly thinks or waits shares the cores; whole jobs have them for themselves, for their times mean something.
 SHARING := tests/unit tests/contract $(addprefix tests/integration/,test_boot.py test_controller_server.py \
-  test_prelude.py test_repair.py test_takeover.py test_tls_links.py) $(wildcard tests/integration/test_embedded_*.py \
+  test_device_groups.py test_fsdp.py test_launch_output.py test_prelude.py test_reducer.py test_repair.py \
+  test_takeover.py test_tls_links.py) $(wildcard tests/integration/test_embedded_*.py \
   tests/integration/test_operator_*.py tests/integration/test_tft_*.py tests/e2e/test_cluster_*.py)
 
 test: lint ## the checkers and all tests but the full fault matrix
