@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,11 @@ from leftovers import TEST_ID, Leftovers
 # The tests share few cores with the processes they start. And some fork: a child of a process in which OpenMP has run
 # with several threads hangs in its first parallel region.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process that they start.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(scope="session", autouse=True)
