@@ -9,11 +9,13 @@ this takes, instead of a fault saying it later; those of FSDP2 are in `fsdp`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed import device_mesh
 
 from evertrain.torch import attic
 from evertrain.torch.errors import UsageError
@@ -97,3 +99,17 @@ def uninstall_default() -> None:
 
 def default_installed() -> bool:
     return c10d._world.default_pg is not None
+
+
+def replace_init_process_group(function: Callable[..., None]) -> Callable[[], None]:
+    """Have scripts call this instead of torch's own; returns a function that takes it back."""
+    original = c10d.init_process_group
+    modules = (c10d, dist, device_mesh)  # a device mesh calls it by a name of its own
+    for module in modules:
+        module.init_process_group = function
+
+    def undo() -> None:
+        for module in modules:
+            module.init_process_group = original
+
+    return undo

@@ -24,13 +24,11 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-from torch.distributed import device_mesh
 
 from evertrain.mindio.protocol import PRELUDE
 from evertrain.torch import groups
 from evertrain.torch.backends import Backend, Gloo, best_device, pick
-from evertrain.torch.default_group import check_torch, default_installed
+from evertrain.torch.default_group import check_torch, default_installed, replace_init_process_group
 from evertrain.torch.lasting import WORLD, keeper
 from evertrain.torch.store import LinkStore, StoreLink
 
@@ -206,7 +204,6 @@ def patch_init_process_group(
     Neither is asked before the script makes the group: a parked spare has no rank until then. Names that a script
     imported from torch before this call still mean the original.
     """
-    original = c10d.init_process_group
 
     def init_process_group(
         backend: str | None = None,
@@ -237,16 +234,7 @@ def patch_init_process_group(
         keeper.open(own_rank, size, build)
 
     patience, never = timeout, cancelled or threading.Event()
-    # A device mesh calls it by a name of its own.
-    modules = (c10d, dist, device_mesh)
-    for module in modules:
-        module.init_process_group = init_process_group
-
-    def undo() -> None:
-        for module in modules:
-            module.init_process_group = original
-
-    return undo
+    return replace_init_process_group(init_process_group)
 
 
 def _backend_named(name: str | None) -> Backend:

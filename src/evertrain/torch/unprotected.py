@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch.distributed import device_mesh
 
 from evertrain.mindio.board import Board
 from evertrain.torch import backends
+from evertrain.torch.default_group import replace_init_process_group
 from evertrain.torch.fsdp import StepAside
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.state import TrainingState
@@ -53,15 +53,7 @@ def patch_init_process_group() -> Callable[[], None]:
             )
         original(backend, init_method, timeout, world_size, rank, store, *args, **options)
 
-    modules = (c10d, dist, device_mesh)
-    for module in modules:
-        module.init_process_group = init_process_group
-
-    def undo() -> None:
-        for module in modules:
-            module.init_process_group = original
-
-    return undo
+    return replace_init_process_group(init_process_group)
 
 
 class Unprotected:
