@@ -16,6 +16,12 @@ from evertrain.mindio.tft.api_controller import (
     tft_register_mindx_callback,
 )
 from evertrain.mindio.tft.api_controller import (
+    tft_notify_controller_process_ended as tft_notify_controller_process_ended,
+)
+from evertrain.mindio.tft.api_controller import (
+    tft_query_progress as tft_query_progress,
+)
+from evertrain.mindio.tft.api_controller import (
     tft_start_controller as tft_start_controller,
 )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Iterable
 
 BOARD_FD = "EVERTRAIN_BOARD_FD"
 STACK_FD = "EVERTRAIN_STACK_FD"
@@ -27,7 +28,10 @@ finished: the training function returned."""
 
 _STEP, _MARK, _ACTIVITY, _SLOW, _PONG, _FAULT_AT, _STEPS_DONE, _HELD = range(8)
 _EPOCH = 16  # after the lock
-_WORDS = 24
+_HELPERS = 24
+"""How many helpers were noted so far; a ring of the last of them follows."""
+_RING = 128
+_WORDS = _HELPERS + 1 + _RING
 SIZE = _WORDS * 8
 HELD_OFFSET = _HELD * 8
 LOCK_OFFSET = 8 * 8
@@ -82,6 +86,13 @@ class Board:
         os.pwrite(self.fd, text, SIZE)
         os.ftruncate(self.fd, SIZE + len(text))
 
+    def note_helpers(self, pids: Iterable[int]) -> None:
+        """Processes that this one has started, such as a loader's workers: they may leave something behind, too."""
+        for pid in pids:
+            count = self._words[_HELPERS]
+            self._words[_HELPERS + 1 + count % _RING] = pid
+            self._words[_HELPERS] = count + 1
+
     def fault_now(self) -> None:
         """An injected fault happens now; lets the timeline show the true time of detection."""
         self._words[_FAULT_AT] = time.monotonic_ns()
@@ -100,6 +111,12 @@ class Board:
     @property
     def imports(self) -> list[str]:
         return os.pread(self.fd, os.fstat(self.fd).st_size - SIZE, SIZE).decode().split()
+
+    @property
+    def helpers(self) -> set[int]:
+        """The last processes that the rank has noted, most of them long gone."""
+        ring = self._words[_HELPERS + 1 : _HELPERS + 1 + min(self._words[_HELPERS], _RING)]
+        return set(ring.tolist())
 
     @property
     def marked_at(self) -> float:

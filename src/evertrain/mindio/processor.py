@@ -43,10 +43,12 @@ class LinkLost(Exception):
 class Refused(Exception):
     """The controller does not want this process; the text says why."""
 
-    def __init__(self, reason: str, *, retry: bool = False) -> None:
+    def __init__(self, reason: str, *, retry: bool = False, over: bool = False) -> None:
         super().__init__(reason)
         self.retry = retry
         """Another controller, or this one later, may accept."""
+        self.over = over
+        """The job has ended."""
 
 
 class StoreCancelled(Exception):
@@ -164,7 +166,7 @@ class Processor:
         first, *rest = pending
         if isinstance(first, protocol.Refused):
             self._learn(first.controllers)
-            raise Refused(first.reason, retry=first.retry)
+            raise Refused(first.reason, retry=first.retry, over=first.over)
         if not isinstance(first, protocol.Welcome):
             raise Refused(f"expected a welcome, got {type(first).__name__}")
         if first.epoch < self.epoch:

@@ -95,6 +95,8 @@ class Refused(Message):
     """Not here or not now: another controller, or this one later, may accept."""
     new: bool = False
     """This controller has just been started and knows of no job: the one that was here before is gone."""
+    over: bool = False
+    """There is nothing left to do: the job has ended."""
     controllers: list[str] = []
 
 
@@ -161,6 +163,13 @@ class Out(Message):
     """The parts of the state that this rank is to hold; ranks with a part of the same name hold the same bits."""
     also: list[tuple[str, int]] = []
     """(part, step) of further clean copies: at another step than `step`, or although the rest is not clean."""
+
+
+class Updating(Message):
+    """A `Stop` was heard inside an optimizer update, which is not left half-way: `Out` comes at the end of the step."""
+
+    attempt: int
+    """Of the newest `Stop`."""
 
 
 class Joined(Message):
@@ -246,7 +255,7 @@ class StoreAdd(Message):
 
 
 class Stop(Message):
-    """Leave the training code, wherever you are, and send `Out`. Never obeyed inside an optimizer update.
+    """Leave the training code, wherever you are, and send `Out`. Never obeyed inside an optimizer update (`Updating`).
 
     Attempts count up over the life of the job. Every `Stop` is answered by one `Out` with the same attempt, also by a
     rank that is already out: an `Out` may cross with a `Stop`, and by the time it is read the rank may have begun to
@@ -518,7 +527,8 @@ class Answer(Message):
 
 AnyMessage = (
     Hello | Welcome | Refused
-    | Out | Joined | Repaired | Resumed | At | Paused | Finished | Dumped | Log | StoreSet | StoreGet | StoreAdd
+    | Out | Updating | Joined | Repaired | Resumed | At | Paused | Finished | Dumped | Log
+    | StoreSet | StoreGet | StoreAdd
     | Stop | Join | Repair | Go | Pause | PauseAt | Continue | Dump | Release | Exit | Ping | StoreReply | Controllers
     | Started | Observed | Ended | Suspect | Terminate | Spares | Beat
     | Spawn | Kill | Prepare | Promote | Incident | End | Memo

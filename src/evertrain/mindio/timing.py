@@ -29,9 +29,10 @@ class Timing:
     busy_stall: float
     """How long a rank that visibly computes may take for one step that is longer than all steps before it."""
     first_step: float
-    """How long the first step after a start may take: compilation, caches, a cold file system."""
+    """How long the first step after a start may take: compilation, caches, a cold file system. Also how long a rank may
+    take to the end of its step that is told to stop inside an update."""
     stop: float
-    """How long a healthy rank may take to leave the training code once told to."""
+    """How long a healthy rank may take to leave the training code once told to, or to say that it is in an update."""
     start: float
     """How long a new process may take from its start to the entry of the training function."""
     rebuild: float

@@ -75,6 +75,7 @@ from evertrain.mindio.protocol import (
     Started,
     Suspect,
     Terminate,
+    Updating,
 )
 from evertrain.mindio.timing import Timing
 
@@ -125,6 +126,7 @@ class Machine(Succession):
         self._handlers: dict[type[Message], Callable[[Member, Any], None]] = {
             Hello: self._on_hello,
             Out: self._on_out,
+            Updating: self._on_updating,
             Joined: self._on_joined,
             Repaired: self._on_repaired,
             Resumed: self._on_resumed,
@@ -329,6 +331,12 @@ class Machine(Succession):
         else:
             self._gathered()
             self._pursue()
+
+    def _on_updating(self, member: Member, updating: Updating) -> None:
+        """It will be out, but not before its update is made. Meanwhile its agent watches it as it does in any step."""
+        answers = member.place is Place.STOPPING and updating.attempt == member.attempt
+        if answers and member.expires is not None:
+            self._roster.expire(member, self._now + self.timing.first_step)
 
     def _on_joined(self, member: Member, joined: Joined) -> None:
         state = self.state

@@ -139,8 +139,8 @@ class Link(AcceptedLink):
 
     def refuse(self, refusal: Refused) -> None:
         self.send(refusal)
-        # Who is sent elsewhere has done nothing wrong.
-        self.close("" if refusal.retry else refusal.reason)
+        # Who is sent elsewhere or comes too late has done nothing wrong.
+        self.close("" if refusal.retry or refusal.over else refusal.reason)
 
     def move_to(self, server: Host) -> None:
         """Somebody else answers this link from now on."""
@@ -233,7 +233,7 @@ class Server:
             return reason
         assert isinstance(message, Hello)
         if self.machine.ended is not None:
-            return "the job is over"
+            return Refused(reason="the job is over", over=True)
         if message.role == "agent":
             if message.node in self._agents:
                 if message.incarnations:

@@ -173,7 +173,7 @@ class Standby:
             return reason
         assert isinstance(message, Hello)
         if self.over is not None:
-            return "the job is over"
+            return Refused(reason="the job is over", over=True)
         if message.role == "controller":
             if message.epoch >= self.epoch and message.address:
                 self._peer, self.epoch = message.address, message.epoch

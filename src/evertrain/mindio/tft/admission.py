@@ -100,6 +100,8 @@ def register(machine: Machine, link: int, message: Register) -> None:
     if rank >= machine.settings.world_size:
         return answer(machine, link, Result.WAIT_CHECK)
     machine.touched = rank
+    if machine.inherits(message):
+        machine.inherit(message.repair_id)
     roster = machine.roster
     member = roster.members.get(rank)
     stranger = member is not None and member.process not in ("", greeting.process)

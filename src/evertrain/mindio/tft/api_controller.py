@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from evertrain.mindio import tls
 from evertrain.mindio.tft import environment
@@ -233,6 +234,28 @@ def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> in
 
 def tft_notify_controller_dump() -> int:
     return _notify(Signal("dump"))
+
+
+def tft_notify_controller_process_ended(ranks: list[int]) -> int:
+    """The processes of these ranks have ended, as whoever started them saw: nobody need wait for them to come back.
+
+    Not part of the original interface; a platform that says nothing loses only the time that a broken link is given.
+    """
+    if not isinstance(ranks, list) or not all(is_int(rank) for rank in ranks):
+        return RET_ERROR
+    return _notify(Signal("ended", faults=dict.fromkeys(ranks, int(FaultType.PROCESS))))
+
+
+def tft_query_progress() -> dict[str, Any]:
+    """How far the training is, for a platform that decides by itself. Not part of the original interface.
+
+    `step`: the newest that a rank has finished, 0 if none has. `known`: ranks whose process has registered here.
+    `raised`: by rank whose process lives and has left the training function by an exception, that exception.
+    """
+    controller = _controller
+    if controller is None:
+        return {"step": 0, "known": [], "raised": {}}
+    return controller.machine.progress()
 
 
 def tft_query_high_availability_switch() -> bool:

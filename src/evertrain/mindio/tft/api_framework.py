@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from evertrain.mindio import gloo_workers
 from evertrain.mindio.tft import environment, faults, hosting, log, naming
 from evertrain.mindio.tft import runtime as runtime_module
 from evertrain.mindio.tft.log import logger
@@ -360,6 +361,8 @@ def _at_exit() -> None:
     # An uncaught exception leaves this mark. Such a process is missed, and must not say that it is done.
     runtime.destroy_processor(done=not hasattr(sys, "last_value"))
     log.stop()
+    if "torch" in sys.modules:
+        gloo_workers.settle()
 
 
 def _before_exit() -> None:

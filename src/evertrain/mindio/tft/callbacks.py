@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from evertrain.mindio.tft import environment
+from evertrain.mindio.tft import environment, garbage
 from evertrain.mindio.tft.log import logger
 from evertrain.mindio.tft.messages import RepairUnit, SaveGroup
 from evertrain.mindio.tft.numbers import RET_ERROR, RET_EXCEPTION, RET_OK, RepairType
@@ -70,6 +70,7 @@ class Callbacks:
         return self._call("rebuild_group", lambda ctx: (list(fault_ranks), self.args, ctx))
 
     def repair(self, step: int, units: list[RepairUnit], rank_list: list[int]) -> int:
+        _let_go(units)
         return self._call("repair", lambda ctx: (*_repair_arguments(step, units, rank_list), self.args, ctx))
 
     def rollback(self, step: int) -> int:
@@ -89,6 +90,7 @@ class Callbacks:
         return self._call("zit_upgrade_rebuild", lambda ctx: (list(ranks), self.args, param), device=False)
 
     def zit_upgrade_repair(self, step: int, units: list[RepairUnit], rank_list: list[int], param: str) -> int:
+        _let_go(units)
         return self._call(
             "zit_upgrade_repair",
             lambda ctx: (*_repair_arguments(step, units, rank_list), self.args, param),
@@ -118,6 +120,12 @@ class Callbacks:
             logger.error("the %s handler must return 0, 1 or 2, not %r", name, result)
             return RET_EXCEPTION
         return int(result)
+
+
+def _let_go(units: list[RepairUnit]) -> None:
+    """A handler that builds the model anew replaces one that was there when training began."""
+    if any(unit.repair_type in _REBUILDS for unit in units):
+        garbage.look_at_everything()
 
 
 def _repair_arguments(step: int, units: list[RepairUnit], rank_list: list[int]) -> tuple:

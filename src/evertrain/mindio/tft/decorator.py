@@ -7,13 +7,12 @@ judged where it is caught, and everything else happens after it is gone.
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from evertrain.mindio.tft import device, environment, faults, hosting
+from evertrain.mindio.tft import device, environment, faults, garbage, hosting
 from evertrain.mindio.tft.faults import Fault
 from evertrain.mindio.tft.log import logger
 from evertrain.mindio.tft.numbers import Action, ReportState
@@ -32,6 +31,8 @@ def tft_exception_handler(func: _F) -> _F:
         # Callbacks may replace items of the list: a rebuilt model, a new data iterator.
         arguments: list[Any] | tuple = args if runtime.framework_type else list(args)
         runtime.callbacks.args = arguments
+        if runtime.processor is not None:
+            garbage.begin()
         while True:
             processor = runtime.processor
             if processor is not None:
@@ -63,8 +64,12 @@ def _judge(error: RuntimeError, processor: Processor) -> Fault:
         # The process may be ended from outside before anybody else could show this.
         print(text, file=sys.stderr, flush=True)
     logger.warning("the training function was left (%s, %s): %s", fault.name, fault.state.name, text)
-    processor.report(fault.state, fault.error_code)
+    processor.report(fault.state, fault.error_code, _line(error) if fault.name == faults.OTHER else "")
     return fault
+
+
+def _line(error: Exception) -> str:
+    return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
 def _report_unknown(error: Exception, processor: Processor) -> None:
@@ -73,7 +78,7 @@ def _report_unknown(error: Exception, processor: Processor) -> None:
     A checkpoint may take longer than any other action: its own, or those that the controller in it waits for.
     """
     print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)
-    processor.report(ReportState.RS_UNKNOWN)
+    processor.report(ReportState.RS_UNKNOWN, error=_line(error))
     while not processor.main.wait_exit(environment.action_limit()) and (processor.saving or hosting.leading()):
         logger.info("this process has failed and still waits for the end of a checkpoint or a recovery")
 
@@ -97,7 +102,7 @@ def _leave(processor: Processor | None) -> None:
 
 def _empty(stage: str, collect: bool = True) -> None:
     if collect:
-        gc.collect()
+        garbage.collect()
     port = device.port()
     port.empty_cache()
     logger.info("memory at stage %s: %s", stage, port.memory() or "not known")

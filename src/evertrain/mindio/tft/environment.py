@@ -51,6 +51,11 @@ def under_platform() -> bool:
     return "MINDX_TASK_ID" in os.environ
 
 
+def replaces_process() -> bool:
+    """This process was started in the place of one that failed, while the others of the job went on."""
+    return os.environ.get("RESTART_FAULT_PROCESS_TYPE") == "worker"
+
+
 def connect_budget() -> float:
     """Seconds that connecting may take in all: as many pauses of 1, 2, 4, 8, 10, 10, … seconds as there are tries."""
     return float(sum(min(2**attempt, 10) if attempt < 4 else 10 for attempt in range(retry_times())))

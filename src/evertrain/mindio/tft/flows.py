@@ -68,15 +68,16 @@ def take_over(m: Machine) -> Flow:
 
 
 def _adopt_groups(m: Machine) -> None:
-    """A rank that is gone can't report its groups, but its peers have: they are the same."""
+    """Ranks that are gone can't report their groups, but their peers have: they are the same."""
+    there = [member for member in m.roster.members.values() if member.groups is not None]
+    peers = m.roster.kinds()
     for member in m.roster.members.values():
         if member.groups is None:
-            peers = [kind for kind in m.roster.kinds()]
             own = [next((group for group in groups if member.rank in group.ranks), None) for groups in peers]
             if own and all(group is not None for group in own):
                 member.groups = tuple(group for group in own if group is not None)
-                member.arf = all(x.arf for x in m.roster.members.values() if x is not member)
-                member.zit = all(x.zit for x in m.roster.members.values() if x is not member)
+                member.arf = all(each.arf for each in there)
+                member.zit = all(each.zit for each in there)
                 member.uce = True
                 m.roster.reported += 1
 

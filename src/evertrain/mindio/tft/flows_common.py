@@ -74,7 +74,7 @@ def result(m: Machine, code: int, text: str, strategy: str) -> Flow:
 
 def answer(m: Machine, limit: float) -> Flow:
     """Wait for the platform's next word, whatever it is. None if it stays silent."""
-    word: Signal | None = yield Wait(lambda: m.pop_signal(CONVERSATION), limit)
+    word: Signal | None = yield Wait(lambda: m.pop_signal(CONVERSATION | {"dump"}), limit)
     return word
 
 
@@ -101,20 +101,26 @@ def collect(m: Machine, ranks: Iterable[int]) -> Flow:
 
 
 def prelock(m: Machine) -> Flow:
-    """Hold all healthy ranks at one step, the newest that one of them has finished. True if they are held."""
+    """Hold all healthy ranks at one step, the newest that one of them has finished. True if they are held.
+
+    A rank of whose fault only the platform knows is held as well, so that it can be stopped. Where it got to does not
+    matter: its state comes from others.
+    """
     limit = m.settings.prelock_limit
     for _ in range(LOCK_ROUNDS):
+        unaware = m.roster.unaware
         targets = [rank for rank in m.roster.healthy if not _spoilt(m, rank)]
         step = m.repair_step = m.roster.newest_step(targets or m.roster.active)
-        if not targets:
-            # Nobody trains any more. If the processes are there, what they hold or have saved may still do.
-            return FaultType.PROCESS not in m.roster.errors.values() and not m.settings.mindspore
 
         def order(sn: int, _: int, step: int = step) -> AnyMessage:
             return Prelock(sn=sn, step=step, limit=limit)
 
-        outcome: Outcome = yield Act(targets, order, limit + m.settings.collect_limit)
+        outcome: Outcome = yield Act([*targets, *unaware], order, limit + m.settings.collect_limit)
+        outcome = outcome.of(targets)
         m.roster.take_faults()
+        if not targets:
+            # Nobody healthy trains. If the processes are there, what they hold or have saved may still do.
+            return FaultType.PROCESS not in m.roster.errors.values() and not m.settings.mindspore
         if any(reply.result == Result.TIMEOUT for reply in outcome.replies.values()):
             log.error("step %d could not be locked: %s", step, outcome.why())
             return False
@@ -148,15 +154,16 @@ def env_clear(m: Machine, kind: ControllerRepairType, ranks: Iterable[int]) -> F
     ranks = list(ranks)
     limit = m.settings.action_limit
     m.repair_type = kind
+    told = {rank for rank in m.roster.unaware if m.roster.errors[rank] == FaultType.UCE}
 
-    def stop(sn: int, _: int) -> AnyMessage:
-        return DeviceStop(sn=sn, repair_type=int(kind))
+    def stop(sn: int, rank: int) -> AnyMessage:
+        return DeviceStop(sn=sn, repair_type=int(kind), uce=rank in told)
 
     def clean(sn: int, _: int) -> AnyMessage:
         return DeviceClean(sn=sn, repair_type=int(kind))
 
     for done, make in ((m.stopped, stop), (m.cleaned, clean)):
-        outcome: Outcome = yield Act([rank for rank in ranks if rank not in done], make, limit)
+        outcome: Outcome = yield Act([rank for rank in ranks if rank not in done], make, limit, same=not told)
         done.update(rank for rank, reply in outcome.replies.items() if reply.result == Result.OK)
         if outcome.ok:
             continue
@@ -169,6 +176,20 @@ def env_clear(m: Machine, kind: ControllerRepairType, ranks: Iterable[int]) -> F
         if (yield from settle(m)):
             raise NewFault(outcome.why())
         raise Failed(ReportCode.EXIT_ONLY, f"stop or clean failed: {outcome.why()}", dump=False)
+
+
+def take_late_faults(m: Machine) -> None:
+    """Once all are stopped: what ranks had run into by then, after a strategy was chosen for the others' faults.
+
+    Not a broken network: that the others were stopped looks like one, and nobody has done a step since the lock.
+    """
+    errors, news = m.roster.errors, m.roster.news
+    found = {rank: m.roster.members[rank].fault() for rank in sorted(news) if errors.get(rank) != FaultType.PROCESS}
+    late = {rank: int(kind) for rank, kind in found.items() if kind not in (None, FaultType.HCCL)}
+    if late:
+        log.warning("ranks %s had faults of their own when they were stopped", list(late))
+    errors.update(late)
+    news.difference_update(late)
 
 
 # --- repair ----------------------------------------------------------------------------------------------------------

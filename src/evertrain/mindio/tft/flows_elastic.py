@@ -21,6 +21,7 @@ def shrink(m: Machine, param: str) -> Flow:
     m.state = "ENV_CLEAR"
     stoppable = [rank for rank in roster.active if roster.errors.get(rank) != FaultType.PROCESS]
     yield from do.env_clear(m, ControllerRepairType.DOWNGRADE, stoppable)
+    do.take_late_faults(m)  # these leave as well
     m.state = "DG_REPAIR"
     leaving = replicas.isolate(roster.kinds(), set(roster.errors), roster.data_parallel())
     if 0 in leaving:

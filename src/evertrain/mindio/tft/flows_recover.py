@@ -34,6 +34,10 @@ def recover(m: Machine, dump_wanted: bool = False) -> Flow:
             log.warning("the recovery begins anew: %s", error)
 
 
+class DumpWanted(Exception):
+    """The platform does not want to talk about strategies: it wants a checkpoint, and then the end."""
+
+
 class StartOver(Exception):
     """There is another fault, or the platform has begun a new conversation about them."""
 
@@ -55,13 +59,11 @@ def _attempt(m: Machine, dump_wanted: bool) -> Flow:
         if not locked and not m.settings.platform:
             raise Over("the ranks could not be held at one step: the checkpoint that was asked for can't be saved")
         raise Over((yield from do.dump(m)))
-    word = (yield from _negotiate(m, locked)) if m.settings.platform else _decide(m, locked)
     try:
-        yield from _carry_out(m, word)
-    except NewFault as error:
-        if not m.settings.platform:
-            raise StartOver(str(error)) from None
-        yield from last_word(m, Failed(ReportCode.FAILED, do.LAST_REPAIR_FAILED), word.text)
+        word = (yield from _negotiate(m, locked)) if m.settings.platform else _decide(m, locked)
+    except DumpWanted:
+        raise Over((yield from do.dump(m))) from None
+    yield from _carry_out(m, word)
 
 
 def _parked(m: Machine) -> bool:
@@ -137,6 +139,7 @@ def _negotiate(m: Machine, locked: bool) -> Flow:
         _, strategy = m.unconfirmed
         m.unconfirmed = None
         yield from last_word(m, Failed(ReportCode.FAILED, do.LAST_REPAIR_FAILED, dump=locked), strategy)
+    m.forget_choices()
     yield from do.tell(m, "report_fault_ranks", dict(errors), m.roster.codes(errors))
     yield from _expect(m, "stop", max(m.pause_limit, m.settings.platform_limit))
     if not m.roster.initialised():
@@ -162,6 +165,11 @@ def _choice(m: Machine, locked: bool) -> Flow:
 
 def _expect(m: Machine, kind: str, limit: float) -> Flow:
     word: Signal | None = yield from do.answer(m, limit)
+    if word is not None and word.kind == "dump":
+        raise DumpWanted
+    if word is not None and word.kind == "stop" and kind != "stop":
+        m.signals.appendleft(word)
+        raise StartOver("the platform wants it")
     if word is None or word.kind != kind:
         raise Over(f"expected {kind!r} of the platform, got {word.kind if word else 'nothing'!r}")
     return word
@@ -175,14 +183,23 @@ def last_word(m: Machine, error: Failed, strategy: str) -> Flow:
     if word is not None and word.kind == "stop":
         m.signals.appendleft(word)
         raise StartOver("the platform wants it")
-    if word is not None and word.text == "dump" and word.kind == "strategy":
+    if word is not None and (word.kind == "dump" or (word.text == "dump" and word.kind == "strategy")):
         if error.dump:
+            yield from _free(m)
             yield from do.dump(m)
         else:
             yield from do.result(m, ReportCode.EXIT_ONLY, do.DUMP_FAILED, "dump")
     elif word is not None and word.kind == "invalid":
         yield from do.result(m, ReportCode.EXIT_ONLY, "invalid strategy", word.text)
     raise Over(f"{strategy or 'the recovery'} failed: {error}")
+
+
+def _free(m: Machine) -> Flow:
+    """Ranks whose part in the repair still waits for a peer that will not come: they could save only after that."""
+    try:
+        yield from do.env_clear(m, m.repair_type, sorted(do.usable(m)))
+    except (Failed, NewFault) as error:
+        log.warning("not every rank could be stopped before the checkpoint: %s", error)
 
 
 # --- carrying it out -------------------------------------------------------------------------------------------------
@@ -208,15 +225,21 @@ def _carry_out(m: Machine, word: Signal | None) -> Flow:
             raise StartOver
         case _:
             raise Over("the platform chose no strategy")
+    instead: Signal | None = None
     try:
-        try:
-            yield from flow
-        except Degraded as change:
-            yield from flows_elastic.shrink(m, change.param)
+        instead = yield from flow
+    except Degraded as change:
+        instead = Signal("strategy", text="downgrade", param=change.param)
+    except NewFault as error:
+        if not m.settings.platform:
+            raise StartOver(str(error)) from None
+        yield from last_word(m, Failed(ReportCode.FAILED, do.LAST_REPAIR_FAILED), word.text)
     except Failed as error:
         if not m.settings.platform:
             raise Over(str(error)) from None
         yield from last_word(m, error, word.text)
+    if instead is not None:
+        yield from _carry_out(m, instead)
 
 
 def _stoppable(m: Machine) -> list[int]:
@@ -229,6 +252,9 @@ def _retry(m: Machine) -> Flow:
     try:
         m.state = "ENV_CLEAR"
         yield from do.env_clear(m, ControllerRepairType.RETRY, _stoppable(m))
+        do.take_late_faults(m)
+        if FaultType.PROCESS in m.roster.errors.values():
+            raise NewFault("a process that was to be repaired in place has failed")
         m.state = "REPAIR"
         if not _only_hccl(m):
             yield from do.repair(m, do.plan_repair(m, m.roster.untrusted()))
@@ -237,21 +263,29 @@ def _retry(m: Machine) -> Flow:
         if not do.arf(m):
             raise
         m.roster.take_faults()
-        return (yield from _degrade(m, str(error)))
+        return (yield from _degrade(m, Failed(ReportCode.RETRY_FAILED, str(error))))
     except Failed as error:
-        if error.code != ReportCode.RETRY_FAILED:
+        # Who could not be repaired is replaced, if that can be. Who could not be stopped is of no use for that either.
+        if error.code != ReportCode.RETRY_FAILED and not (error.dump and do.arf(m)):
             raise
-        return (yield from _degrade(m, str(error)))
+        return (yield from _degrade(m, Failed(ReportCode.RETRY_FAILED, str(error), error.dump)))
     yield from do.go_on(m, "retry", m.roster.active)
+    return None
 
 
-def _degrade(m: Machine, why: str) -> Flow:
-    """The repair in place failed for want of a process. The platform is asked whether processes shall be replaced."""
-    yield from do.result(m, ReportCode.RETRY_FAILED, why, "retry")
-    word = yield from _choice(m, locked=True)
+def _degrade(m: Machine, error: Failed) -> Flow:
+    """The repair in place failed, be it for want of a process. The platform is asked whether to replace processes.
+
+    Returns what is to be done instead.
+    """
+    yield from do.result(m, error.code, str(error), "retry")
+    word: Signal | None = yield from _choice(m, locked=True)
     if word is not None and word.text == "recover" and word.kind == "strategy":
-        return (yield from _recover(m))
+        return word
     if word is not None and word.text == "dump":
+        if error.dump:
+            yield from _free(m)
+            return word
         yield from do.result(m, ReportCode.EXIT_ONLY, do.DUMP_FAILED, "dump")
     raise Over("the repair in place failed")
 
@@ -260,13 +294,35 @@ def _recover(m: Machine) -> Flow:
     """Faulty processes are replaced by the platform; everybody else waits for them."""
     for rank in m.roster.errors:
         m.roster.errors[rank] = int(FaultType.PROCESS)
+    _give_up_processes(m)
+    try:
+        yield from _replace_until_done(m)
+        yield from do.go_on(m, "recover", m.roster.active)
+    except Failed as error:
+        # Whatever follows, the processes that were to join are no part of it; replacing them anew may help.
+        _give_up_processes(m, joining=True)
+        raise Failed(ReportCode.RETRY_FAILED, str(error), error.dump) from None
+
+
+def _give_up_processes(m: Machine, joining: bool = False) -> None:
+    """What the faulty ranks' processes still do or say is of no matter, nor that they end. Not so for replacements."""
+    roster = m.roster
+    for rank in roster.errors:
+        member = roster.members[rank]
+        if joining or not member.fresh or member.lost:
+            member.offline, member.fresh = True, False
+            roster.heard.pop(rank, None)
+            roster.judge(member)
+    roster.news.difference_update(roster.errors)
+
+
+def _replace_until_done(m: Machine) -> Flow:
     for _ in range(REPLACEMENT_ROUNDS):
         try:
             m.state = "ENV_CLEAR"
             yield from do.env_clear(m, ControllerRepairType.ARF, _stoppable(m))
             m.state = "REPAIR"
-            yield from _replace(m)
-            break
+            return (yield from _replace(m))
         except NewFault as error:
             # The others are parked: the new victims are simply replaced as well.
             log.warning("another fault while processes are replaced: %s", error)
@@ -274,28 +330,14 @@ def _recover(m: Machine) -> Flow:
             m.roster.take_faults()
             m.roster.errors.update(new)
             m.repair_id += 1
+            _give_up_processes(m)
             yield from do.tell(m, "report_fault_ranks", new, m.roster.codes(new))
-        except Failed as error:
-            code = error.code if error.code == ReportCode.RETRY_FAILED else ReportCode.FAILED
-            raise Failed(code, str(error), error.dump) from None
-    else:
-        raise Failed(ReportCode.FAILED, "one fault came after the other")
-    try:
-        yield from do.go_on(m, "recover", m.roster.active)
-    except Failed as error:
-        raise Failed(ReportCode.FAILED, str(error)) from None
+    raise Failed(ReportCode.FAILED, "one fault came after the other")
 
 
 def _replace(m: Machine) -> Flow:
     roster, limit = m.roster, m.settings.replacement_limit
     gone = sorted(roster.errors)
-    for rank in gone:
-        member = roster.members[rank]
-        if not member.fresh or member.lost:
-            member.offline, member.fresh = True, False
-            roster.heard.pop(rank, None)
-            roster.judge(member)
-    roster.news.difference_update(gone)
 
     def joining(rank: int) -> bool:
         member = roster.members[rank]

@@ -31,6 +31,7 @@ from evertrain.mindio.tft.messages import (
 )
 from evertrain.mindio.tft.numbers import ControllerRepairType, Result
 from evertrain.mindio.tft.requests import (
+    CHOICES,
     CONVERSATION,
     Act,
     Action,
@@ -89,6 +90,8 @@ class Machine:
         self.now = 0.0
         self.links: dict[int, Member] = {}
         """Links that have registered."""
+        self._dying: set[int] = set()
+        """Links of processes that the platform saw end."""
         self.hellos: dict[int, Hello] = {}
         self.knocks = admission.Knocks(settings)
         self.standbys = Standbys(settings)
@@ -154,6 +157,15 @@ class Machine:
     def linked(self) -> int:
         return len(self.links)
 
+    def progress(self) -> dict[str, Any]:
+        """See `tft_query_progress`. It is asked by another thread than that of the events."""
+        members = list(self.roster.members.values())
+        return {
+            "step": max((member.status.step for member in members), default=0),
+            "known": [member.rank for member in members if not member.offline],
+            "raised": {m.rank: m.status.error for m in members if not m.lost and not m.offline and m.status.error},
+        }
+
     def leave(self) -> list[Action]:
         """The controller is destroyed: the processes neither reconnect nor go elsewhere."""
         self.ended = self.ended or "destroyed"
@@ -171,6 +183,7 @@ class Machine:
         self._out.append(Close(link, why))
         self.hellos.pop(link, None)
         self.links.pop(link, None)
+        self._dying.discard(link)
 
     def next_sn(self) -> int:
         self._sn += 1
@@ -190,6 +203,10 @@ class Machine:
     def forget_conversation(self) -> None:
         """What the platform said before it could know what it is about to be told."""
         self.signals = deque(signal for signal in self.signals if signal.kind not in CONVERSATION)
+
+    def forget_choices(self) -> None:
+        """What the platform has chosen for faults of before: of those of now it has not heard."""
+        self.signals = deque(signal for signal in self.signals if signal.kind not in CHOICES)
 
     def forget_answered(self) -> None:
         """What the platform said about faults that have been dealt with since."""
@@ -268,6 +285,8 @@ class Machine:
         self.knocks.lost(link)
         self.hellos.pop(link, None)
         member = self.links.pop(link, None)
+        ended = link in self._dying
+        self._dying.discard(link)
         if member is None or member.link != link:
             return
         member.link = None
@@ -276,6 +295,23 @@ class Machine:
             del self.shadows[member.rank]
         elif self.ended is None and not member.left and not member.offline:
             self.roster.grace[member.rank] = self.now + self.settings.grace
+            if ended:
+                self._ended(member)
+
+    def _ended(self, member: Member) -> None:
+        """The platform has seen this rank's process end: it needs no time to come back.
+
+        Only a link that breaks proves that the process meant is the one that is known here, and not its successor.
+        """
+        if member.link is not None:
+            self._dying.add(member.link)
+        elif member.rank in self.roster.grace:
+            if self._deserted():
+                return self._step_down()
+            self.declare_lost(member)
+        elif member.offline and member.rank in self.roster.errors:
+            log.warning("rank %d: the process that was to replace another has ended before it came here", member.rank)
+            self.roster.news.add(member.rank)
 
     def declare_lost(self, member: Member) -> None:
         log.warning("rank %d is lost", member.rank)
@@ -345,6 +381,11 @@ class Machine:
     # --- the platform
 
     def _signal(self, signal: Signal) -> None:
+        if signal.kind == "ended":
+            for rank in signal.faults:
+                if self.known(rank):
+                    self._ended(self.roster.members[rank])
+            return
         for rank, kind in signal.faults.items():
             if signal.kind in ("stop", "global") and self.known(rank):
                 if self.roster.told.get(rank) != 1:
@@ -359,6 +400,22 @@ class Machine:
         """Half of the ranks have come to this standby: it leads from now on."""
         log.warning("this standby takes over the control of the job")
         self.active = True
+        self._start(flows.take_over(self))
+
+    def inherits(self, message: Register) -> bool:
+        """Whether a process has come that says that this controller of the platform has the place of another one.
+
+        It has trained under it, or was started to replace a process that had. Only then have all ranks been there.
+        """
+        if self.settings.rank >= 0 or self.state != "NORMAL" or self.repair_id:
+            return False
+        trained = message.status.step > 0 or message.status.parked
+        return message.repair_id > 0 if message.replaces else trained
+
+    def inherit(self, repair_id: int) -> None:
+        """The platform's process was started anew. Whoever does not find this controller in time is lost."""
+        log.warning("this controller takes over the control of the job from one that is gone")
+        self.repair_id = (repair_id // EPOCH_REPAIRS + 1) * EPOCH_REPAIRS
         self._start(flows.take_over(self))
 
     def _start(self, flow: Flow) -> None:
@@ -395,7 +452,10 @@ class Machine:
         match self._request:
             case None:
                 return None
-            case Act(blame=blame):
+            case Act(blame=blame, healthy=healthy):
+                if healthy and self.roster.news:
+                    self._outcome.silent |= self._pending
+                    self._pending.clear()
                 if late:
                     for rank in self._pending:
                         member = self.roster.members[rank]

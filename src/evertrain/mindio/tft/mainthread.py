@@ -8,7 +8,9 @@ training function again discards it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Iterator
 
 from evertrain.mindio.tft.numbers import Action
 
@@ -29,6 +31,7 @@ class MainThread:
         self._pause_step = 0
         self._pause_order = 0
         self._paused_at: int | None = None
+        self._holds = 0
         self._passed = -1
         """The last step at whose end it did not halt, or went on."""
 
@@ -70,12 +73,34 @@ class MainThread:
             if self._pause_mode and step >= self._pause_step:
                 self._paused_at = step
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._pause_mode != PAUSE or step < self._pause_step or self._exit)
+                self._changed.wait_for(lambda: self._exit or (self._may_go_on(step) and not self._holds))
                 self._paused_at = None
                 if self._pause_mode == RAISE:
                     self._pause_mode = 0
                     raise RuntimeError(STEP_FINISH)
             self._passed = step
+
+    def _may_go_on(self, step: int) -> bool:
+        return self._pause_mode != PAUSE or step < self._pause_step
+
+    # Whoever works on what the training thread uses, while it is paused.
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Callable[[], bool] | None]:
+        """Keep a paused training thread where it is, even if the pause ends meanwhile.
+
+        Yields a function that tells whether it has ended, or None if the thread is not paused: nothing is held then.
+        """
+        with self._changed:
+            step = self._paused_at
+            held = step is not None and not self._may_go_on(step)
+            self._holds += held
+        try:
+            yield (lambda: self._exit or self._may_go_on(step or 0)) if held else None
+        finally:
+            with self._changed:
+                self._holds -= held
+                self._changed.notify_all()
 
     # The processor.
 

@@ -103,14 +103,16 @@ class Roster:
             self.judge(member)
 
     def judge(self, member: Member) -> None:
-        """Note whether this rank is faulty. It is news when it becomes so."""
-        if member.fault() is None or member.rank in self.isolated:
+        """Note whether this rank is faulty. It is news when it becomes so, unless that is being dealt with."""
+        fault = member.fault()
+        if fault is None or member.rank in self.isolated:
             self.faulty.discard(member.rank)
             if member.rank not in self.told:
                 self.news.discard(member.rank)
         elif member.rank not in self.faulty:
             self.faulty.add(member.rank)
-            self.news.add(member.rank)
+            if self.errors.get(member.rank) != fault:
+                self.news.add(member.rank)
 
     def lose(self, member: Member) -> None:
         """This process is gone, as far as one can tell."""
@@ -162,6 +164,12 @@ class Roster:
     def healthy(self) -> list[int]:
         """Active ranks without a fault, so that orders make sense."""
         return [rank for rank in self.active if rank not in self.errors and rank not in self.faulty]
+
+    @property
+    def unaware(self) -> list[int]:
+        """Ranks that train, although the platform knows of a fault of theirs that can be mended."""
+        found = (rank for rank, kind in self.errors.items() if kind != FaultType.PROCESS and rank not in self.faulty)
+        return [rank for rank in found if rank not in self.isolated and not self.members[rank].left]
 
     def take_faults(self) -> dict[int, int]:
         """Bring `errors` up to date. Returns what is new in it."""

@@ -32,6 +32,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The target of a repair is UPDATING from its begin until it has succeeded: half of it is no state."""
     backup_step: int = -1
     error_code: str = ""
+    error: str = ""
+    """The exception by which the training function was left, in a line, if it is none that is known."""
     parked: bool = False
     """The training thread is out of the training function and waits for the end of a recovery. This is how a standby
     that takes over learns which recovery was under way."""
@@ -190,6 +192,8 @@ class DeviceStop(Message):
     sn: int
     repair_type: int
     """A `ControllerRepairType`."""
+    uce: bool = False
+    """The platform knows of a fault of this rank's memory, whether or not its training has noticed."""
 
 
 class DeviceClean(Message):

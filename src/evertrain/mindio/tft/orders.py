@@ -143,6 +143,8 @@ class Orders:
     def _refuses(self, order: messages.Order, *lives: Life) -> bool:
         if self._rank.life in lives:
             return False
+        if self._rank.life == Life.END:
+            return True  # it says goodbye, which is answer enough; an error before that would be taken for a fault
         self._reply(order.sn, Result.ERROR, f"{type(order).__name__} is not possible in state {self._rank.life.name}")
         return True
 
@@ -150,6 +152,8 @@ class Orders:
         if self._refuses(order, Life.PAUSE):
             return
         self._rank.repair_type = ControllerRepairType(order.repair_type)
+        if order.uce:
+            self._rank.believe_uce()
         result = self._stop(order.sn)
         self._reply(order.sn, result, "" if result == Result.OK else "the training thread could not be stopped")
 
@@ -254,6 +258,7 @@ class Orders:
         if not self._main.ask_pause(order.sn, order.step):
             self._reply(order.sn, Result.NEED_RETRY, f"the end of step {order.step} is past")
             return
+        logger.info("training is to halt at the end of step %d", order.step)
         if not self._main.wait_paused(order.sn, environment.action_limit()):
             self._main.end_pause(order.sn)
             self._reply(order.sn, Result.TIMEOUT, f"the training thread did not come to step {order.step}")

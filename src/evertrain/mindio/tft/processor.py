@@ -7,9 +7,11 @@ functions and waits in `steps` and `mainthread`.
 
 from __future__ import annotations
 
+import math
 import queue
 import secrets
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,10 +29,14 @@ from evertrain.mindio.tft.steps import Steps
 
 CONNECT = 2.0
 """Seconds for one attempt; a host that is down gives no answer at all."""
+SILENT = 5.0
+"""Seconds after which somebody who looks at a training that does not begin is told what it waits for."""
 REGISTER = 30.0
 FAREWELL = 2.0
 LEAVE = 0.5
 """Seconds in which the kernel of a frozen controller's host has to take the last word to it."""
+AFTERWARDS = 30.0
+"""Seconds after which one looks again for a controller that has ended in peace: a platform may have started another."""
 _ANSWERS = messages.Order.__args__
 
 
@@ -86,6 +92,7 @@ class Processor:
         self._init_report: messages.InitReport | None = None
         self._dp_report: messages.DpReport | None = None
         self._linked = threading.Condition()
+        self._linked_at = 0.0
         self._kick = threading.Event()
         self._ended = False
         self._abandoned = False
@@ -105,10 +112,22 @@ class Processor:
         self.rank.life = Life.START
         self._address = (master_ip, port)
         self._local_ip = local_ip
+        if environment.replaces_process():
+            self.rank.learn_repair_id(1)  # a controller that has just taken over knows nothing of a recovery
         self._join([self._address], environment.connect_budget())
         self.rank.life = Life.NORMAL
         self._keeper = threading.Thread(target=self._keep, name="tft-keeper", daemon=True)
         self._keeper.start()
+
+    def led_since(self, moment: float) -> float:
+        """Seconds since then in which a controller was there to find a fault. Any number if none will be."""
+        current = self._link
+        if self.unprotected or self._ended:
+            return math.inf
+        if current is None:
+            return 0.0
+        heard = current.heard_at if self._welcome.patience > 0 else time.monotonic()
+        return max(0.0, heard - max(moment, self._linked_at))
 
     def destroy(self, done: bool = True) -> None:
         """Leave. The controller does not miss a processor that says goodbye, which only one may that is done."""
@@ -137,8 +156,8 @@ class Processor:
 
     # Reports of the training thread.
 
-    def report(self, state: ReportState, error_code: str = "") -> None:
-        self.rank.report(state, error_code)
+    def report(self, state: ReportState, error_code: str = "", error: str = "") -> None:
+        self.rank.report(state, error_code, error)
         self.steps.poke()
         self.main.report()
         self.beat()
@@ -237,9 +256,11 @@ class Processor:
 
     def _join(self, addresses: list[tuple[str, int]], budget: float) -> None:
         """Connect to the first of these that leads the job, and register. Tried over and over for `budget` seconds."""
-        deadline = time.monotonic() + budget
+        start = time.monotonic()
+        deadline = start + budget
         pause = 0.02
         reason = "no address"
+        silent = not self._ever_registered
         while not self._ended:
             for address in addresses:
                 try:
@@ -249,12 +270,20 @@ class Processor:
                     reason = f"{address[0]}:{address[1]}: {tls.reason(error)}"
                     if not self._ever_registered and _is_final(error):
                         raise StartFailed(reason) from None
+            if silent and time.monotonic() > start + SILENT:
+                silent = False
+                self._say_that_it_waits(reason)
             if time.monotonic() + pause > deadline:
                 break
             self._kick.clear()
             self._kick.wait(pause)
-            pause = min(pause * 2, 0.25 if self._ever_registered else 1.0)
+            pause = min(pause * 2, 0.25 if self._ever_registered and not self.unprotected else 1.0)
         raise StartFailed(f"no controller took this processor within {budget:g} s; last: {reason}")
+
+    def _say_that_it_waits(self, reason: str) -> None:
+        text = f"rank {self.settings.rank} waits for the controller: {reason}"
+        logger.warning("%s", text)
+        print(f"mindio_ttp: {text}", file=sys.stderr, flush=True)
 
     def _open(self, address: tuple[str, int], deadline: float) -> None:
         hello = messages.Hello(
@@ -271,6 +300,7 @@ class Processor:
         if address != self._address or welcome.instance != self._welcome.instance:
             self._orders.begin_anew()
         self._address, self._welcome = address, welcome
+        self._linked_at = time.monotonic()
         self._link = opened
         opened.start(self._on_message, self._on_lost)
         try:
@@ -326,7 +356,8 @@ class Processor:
             if current is None:
                 if self._abandoned or not self._find_controller():
                     self._alone()
-                    return
+                    if not self._may_hope():
+                        return
                 continue
             heartbeat, patience = self._welcome.heartbeat, self._welcome.patience
             now = time.monotonic()
@@ -355,14 +386,29 @@ class Processor:
                 logger.error("%s", error)
             return False
         logger.warning("registered with the controller at %s:%d", *self._address)
+        self.unprotected = False
+        return not self._ended
+
+    def _may_hope(self) -> bool:
+        """A platform may start another controller; after one that ended in peace, not at once."""
+        if not environment.under_platform() or self._ended or self.rank.life != Life.NORMAL:
+            return False
+        if self._abandoned:
+            self._abandoned = False
+            until = time.monotonic() + AFTERWARDS
+            while not self._ended and (left := until - time.monotonic()) > 0:
+                self._kick.wait(left)
+                self._kick.clear()
         return not self._ended
 
     def _alone(self) -> None:
         """No controller is left. Training goes on without protection; a recovery can't."""
         if self._ended:
             return
-        self.unprotected = True
+        known, self.unprotected = self.unprotected, True
         if self.rank.life == Life.NORMAL:
+            if known:
+                return
             logger.warning("there is no controller any more; training goes on without protection")
             self.main.end_pause()
             return

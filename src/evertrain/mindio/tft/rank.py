@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from evertrain.mindio.tft.mainthread import MainThread
 from evertrain.mindio.tft.messages import Status
-from evertrain.mindio.tft.numbers import MAX_ERROR_CODE, ControllerRepairType, ReportState, TrainState
+from evertrain.mindio.tft.numbers import MAX_ERROR, MAX_ERROR_CODE, ControllerRepairType, ReportState, TrainState
 from evertrain.mindio.tft.steps import Steps
 
 
@@ -54,7 +54,7 @@ class Rank:
         self.life = Life.BEGIN
         self.run_status = TrainState.NORMAL
         self.npu_status = TrainState.NORMAL
-        self.error_code = ""
+        self.error_code = self.error = ""
         self.uce = False
         """Its memory is faulty: clean is told so."""
         self.faulty = False
@@ -65,7 +65,7 @@ class Rank:
         self.repair_id = 0
         self.load_step = 0
 
-    def report(self, state: ReportState, error_code: str) -> None:
+    def report(self, state: ReportState, error_code: str, error: str = "") -> None:
         with self._lock:
             if state in _NPU:
                 self.npu_status = _NPU[state]
@@ -73,10 +73,18 @@ class Rank:
                 self.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
             elif state in _RUN:
                 self.run_status = _RUN[state]
+                self.error = error[:MAX_ERROR]
             if error_code:
                 self.error_code = error_code[:MAX_ERROR_CODE]
             if self.life == Life.NORMAL:
                 self.life = Life.PAUSE
+
+    def believe_uce(self) -> None:
+        """Somebody else saw that the memory is faulty. The training may not have: it has to be stopped like others."""
+        with self._lock:
+            if self.npu_status == TrainState.NORMAL:
+                self.npu_status = TrainState.UCE_HIGH
+                self.uce = True
 
     def status(self) -> Status:
         with self._lock:
@@ -87,6 +95,7 @@ class Rank:
                 data_status=self._steps.data_status,
                 backup_step=self._steps.backup_step,
                 error_code=self.error_code,
+                error=self.error,
                 parked=self._main.parked,
             )
 
@@ -128,7 +137,7 @@ class Rank:
             loaded, self.load_step = self.load_step, 0
             self.life = Life.NORMAL
             self.run_status = self.npu_status = TrainState.NORMAL
-            self.error_code = ""
+            self.error_code = self.error = ""
             self.uce = self.faulty = self.env_clean = False
             return loaded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class Signal:
     """Something the platform wants.
 
     Kinds: stop, global, strategy, invalid are the platform's part of a conversation about a fault; dump, pause,
-    hot switch and stop switch are wishes of its own and wait until they can be fulfilled.
+    hot switch and stop switch are wishes of its own and wait until they can be fulfilled; ended is only news.
     """
 
     kind: str
@@ -49,7 +49,8 @@ class Signal:
     param: str = ""
 
 
-CONVERSATION = frozenset({"stop", "global", "strategy", "invalid"})
+CHOICES = frozenset({"global", "strategy", "invalid"})
+CONVERSATION = CHOICES | {"stop"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ class Act:
     """A rank that does not answer in time counts as lost."""
     together: bool = False
     """The ranks need each other for it: when one fails or is lost, the others are not waited for."""
+    healthy: bool = False
+    """Only healthy ranks come to it: when one is found faulty, nobody is waited for."""
 
 
 @dataclass(slots=True)
@@ -120,6 +123,12 @@ class Outcome:
     @property
     def ok(self) -> bool:
         return not self.silent and not self.failed
+
+    def of(self, ranks: Iterable[int]) -> Outcome:
+        """What became of these ranks."""
+        own = set(ranks)
+        replies = {rank: reply for rank, reply in self.replies.items() if rank in own}
+        return Outcome(replies, self.silent & own, self.stranded & own)
 
     @property
     def load_step(self) -> int:
