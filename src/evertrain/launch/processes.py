@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -25,6 +26,8 @@ from evertrain.launch.output import Outputs, Stream
 from evertrain.mindio import board, faultspec, title, tls
 
 BOOT, SPARE = "evertrain.torch.boot", "evertrain.torch.spare"
+_GOING = 0.5
+"""Seconds that killed processes may take to be gone."""
 GLOO_HOST, GLOO_INTERFACE = "EVERTRAIN_GLOO_HOST", "GLOO_SOCKET_IFNAME"
 
 
@@ -334,10 +337,17 @@ def free_port(host: str) -> int:
         return probe.getsockname()[1]
 
 
-def end_session(session: int) -> list[int]:
-    """Kill what a process that is gone has left behind in its session but outside its process group."""
-    members = procfs.session_members(session)
-    for pid in members:
+def end_session(session: int) -> None:
+    """Kill what a process that is gone has left behind in its session but outside its process group, and see it go."""
+    deadline = time.monotonic() + _GOING
+    for pid in procfs.session_members(session):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return members
+            watched = os.pidfd_open(pid)
+            try:
+                os.kill(pid, signal.SIGKILL)
+                # One that is in the kernel stays for a while, and nobody waits for it.
+                poll = select.poll()
+                poll.register(watched, select.POLLIN)
+                poll.poll(max(deadline - time.monotonic(), 0.0) * 1000)
+            finally:
+                os.close(watched)

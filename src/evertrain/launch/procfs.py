@@ -132,11 +132,3 @@ def catches(pid: int, number: int) -> bool:
     except OSError:
         pass
     return False
-
-
-def has_capability(number: int) -> bool:
-    with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"CapEff:"):
-                return bool(int(line.split()[1], 16) >> number & 1)
-    return False

@@ -12,16 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import resource
 from collections.abc import Callable
 
-from evertrain.launch import procfs
 from evertrain.launch.processes import SpareProcess, Spawner
+from evertrain.mindio import priority
 
-_CAP_SYS_NICE = 23
 _MAX_FAILURES = 3
-_LOW, _NORMAL = b"10", b"0"
 _POLITE_SECONDS = 3.0
 
 
@@ -57,7 +53,7 @@ class Spares:
                 self._failures += 1
                 self._say(f"a warm spare could not be started: {error.strerror}")
                 return
-            lower_priority(spare.pid)
+            priority.lower(spare.pid)
             self._loop.call_later(_POLITE_SECONDS, self._insist, spare)
             self._spares.append(spare)
             self._loop.add_reader(spare.link, self._on_line, spare)
@@ -122,36 +118,6 @@ class Spares:
             self._on_ready(spare)
 
 
-def lower_priority(pid: int) -> None:
-    """Let a new process, still with one thread, run only when nobody else wants to.
-
-    Leaving SCHED_IDLE again takes a privilege that leaving SCHED_BATCH does not, hence the choice. Where sessions are
-    scheduled as groups (autogroup), a policy matters only within the session, and the group has a niceness of its own.
-    """
-    may_return = procfs.has_capability(_CAP_SYS_NICE) or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20
-    policy = os.SCHED_IDLE if may_return else os.SCHED_BATCH
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(pid, policy, os.sched_param(0))
-    _group_niceness(pid, _LOW)
-
-
 def raise_priority(pid: int, loop: asyncio.AbstractEventLoop, tries: int = 10) -> None:
-    """Undo it for every thread that the process has by now."""
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
-    # The kernel takes changes from ordinary users only every 100 ms.
-    if not _group_niceness(pid, _NORMAL) and tries:
-        loop.call_later(0.15, raise_priority, pid, loop, tries - 1)
-
-
-def _group_niceness(pid: int, value: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/autogroup", "wb", buffering=0) as file:
-            file.write(value)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
+    if not priority.restore(pid) and tries:
+        loop.call_later(priority.AGAIN, raise_priority, pid, loop, tries - 1)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from evertrain.launch import diagnosis, procfs
 from evertrain.launch.diagnosis import Evidence, Sample, StepClock, Suspicion
@@ -21,6 +22,8 @@ STACK_SIGNAL = signal.SIGRTMIN + 8
 _IN_RECOVERY = Sample(activity=board.OUTSIDE, step=0, steps_done=0, marked_at=0.0)
 _LOOK = 0.05
 """Seconds between two looks at a suspect; there are three."""
+_LATE = 0.2
+"""Seconds more for one that has not reacted at all: where many want to run, each waits for its turn."""
 
 
 class StallWatcher:
@@ -86,10 +89,13 @@ class StallWatcher:
         mark, step = process.board.marked_at, process.board.step
         self._numbers += 1
         number = self._numbers
-        evidence = await gather(
-            process, lambda: self._ping(process.rank, number), lambda: process.board.last_pong == number
-        )
+
+        def has_answered() -> bool:
+            return process.code is None and process.board.last_pong == number
+
+        evidence = await gather(process, lambda: self._ping(process.rank, number), has_answered)
         await asyncio.sleep(max(mark, self._awake_since) + suspicion.patience - time.monotonic())
+        evidence = await wait_for_reaction(process, evidence, has_answered)
         if process.reported or process.doomed or process.code is not None or process.board.marked_at != mark:
             self._judged.pop(process.pid, None)
             return
@@ -148,10 +154,21 @@ async def gather(process: Process, ping: Callable[[], None], has_answered: Calla
         window=window,
         thread_cpu=(procfs.thread_cpu(process.pid) or 0.0) - thread_cpu,
         process_cpu=last.cpu - first.cpu if first and last else 0.0,
-        answered=process.code is None and has_answered(),
+        answered=has_answered(),
         stacks=tuple(stacks),
         children_cpu=await asyncio.to_thread(procfs.descendants_cpu, process.pid) - children,
     )
+
+
+async def wait_for_reaction(process: Process, evidence: Evidence, has_answered: Callable[[], bool]) -> Evidence:
+    """With what came after the look, if nothing had. One that is stopped or waits in the kernel won't react later."""
+    end = time.monotonic() + _LATE
+    while not evidence.answered and not any(evidence.stacks) and evidence.states[-1:] in ("R", "S"):
+        evidence = replace(evidence, answered=has_answered(), stacks=(read_stack(process),))
+        if time.monotonic() >= end:
+            break
+        await asyncio.sleep(_LOOK)
+    return evidence
 
 
 def ask_for_stack(process: Process) -> bool:

@@ -22,7 +22,7 @@ from evertrain.launch.processes import Process, SpareProcess, Spawner, end_sessi
 from evertrain.launch.spares import Spares
 from evertrain.launch.stalls import StallWatcher, happened_at
 from evertrain.launch.watch import Watcher
-from evertrain.mindio import board, protocol, tls
+from evertrain.mindio import board, protocol, segments, tls
 
 INTERNAL_ERROR = 70
 _LAST_WORDS = 200
@@ -54,7 +54,8 @@ class Supervisor:
         self._living: set[Process] = set()
         """Everything that has to be reaped: ranks, their predecessors, spares."""
         self._nobody_lives = asyncio.Event()
-        self._left_behind: set[int] = set()
+        self._left_behind: dict[int, set[int]] = {}
+        """By session: the processes that may have left something."""
         self._warm_ranks: set[int] = set()
         self._in_incident = False
         self._training_since: float | None = None
@@ -379,7 +380,7 @@ class Supervisor:
         for stream in process.streams.values():
             self._outputs.forget(stream)
         self._used = self._used or process.board.activity != board.BOOT
-        self._left_behind.add(process.pid)
+        self._left_behind[process.pid] = {process.pid} | process.board.helpers
         self._loop.call_later(_SWEEP_DELAY, self._sweep, process.pid)
         if isinstance(process, SpareProcess) and self._spares is not None:
             self._spares.lost(process)
@@ -393,9 +394,10 @@ class Supervisor:
             self._nobody_lives.set()
 
     def _sweep(self, session: int) -> None:
-        if session in self._left_behind:
-            self._left_behind.discard(session)
+        processes = self._left_behind.pop(session, None)
+        if processes is not None:
             end_session(session)
+            segments.remove(processes)
 
     def _is_current(self, process: Process) -> bool:
         return process in (self._processes.get(process.rank), self._prepared.get(process.rank))

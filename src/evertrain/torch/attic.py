@@ -6,7 +6,7 @@ abandoned group is kept until the timeout has passed and then dropped by a threa
 
 When the interpreter ends it drops everything, in the main thread. That would wait for stuck workers too; so at exit
 every group that is still there, stuck or not, gets one reference that is never given back. The operating system cleans
-up better than any destructor.
+up better than any destructor. And it waits until gloo's workers have let go of their last tensors (`gloo_workers`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import ctypes
 import threading
 import time
 from typing import Any
+
+from evertrain.mindio import gloo_workers
 
 _MARGIN = 1.0
 """Seconds that a worker gets beyond the group's timeout to notice it."""
@@ -74,3 +76,4 @@ def _leak() -> None:
     with _changed:
         for thing in [*(thing for _, thing in _kept), *_in_use.values()]:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    gloo_workers.settle()

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from evertrain.torch import sockets
+from evertrain.torch import nics, sockets
 
-GLOO_HOST = "EVERTRAIN_GLOO_HOST"
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+GLOO_HOST, POD_IP = "EVERTRAIN_GLOO_HOST", "POD_IP"
 
 
 @dataclass(eq=False)
@@ -92,11 +91,15 @@ class Gloo(Backend):
     name = "gloo"
     host_waits = True
 
+    def __init__(self, nic: str | None = None) -> None:
+        """On this link (an interface or an address), by default on the one that this process uses."""
+        self._nic = nic
+
     def create(self, store: dist.Store, rank: int, size: int, timeout: float) -> RawGroup:
         before = sockets.opened()
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=timeout)
-        options._devices = [_gloo_device()]
+        options._devices = [_gloo_device(self._nic or nics.current())]
         store.set(f"listens/{rank}", "\n".join(sockets.listening(sockets.opened() - before)))
         backend = dist.ProcessGroupGloo(store, rank, size, options)
         listeners = {line for peer in range(size) for line in store.get(f"listens/{peer}").decode().splitlines()}
@@ -112,13 +115,16 @@ class Gloo(Backend):
         return super().is_broken(error) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
 
 
-def _gloo_device() -> Any:
-    host, interface = os.environ.get(GLOO_HOST), os.environ.get(GLOO_INTERFACE)
+def _gloo_device(nic: str | None) -> Any:
+    host, interface = os.environ.get(GLOO_HOST), os.environ.get(nics.INTERFACE)
+    if nic is not None:
+        host, interface = (nic, None) if nics.is_address(nic) else (None, nic)
     create_device = dist.ProcessGroupGloo.create_device
     # Older versions of torch connect at once and know no other way.
     eager = {"lazy_init": False} if "lazy_init" in (create_device.__doc__ or "") else {}
     if host or not interface:
-        return create_device(hostname=host or "127.0.0.1", **eager)
+        # The pods of a job see each other by the addresses that the cluster has given them, and by no other.
+        return create_device(hostname=host or os.environ.get(POD_IP) or "127.0.0.1", **eager)
     return create_device(interface=interface.split(",")[0], **eager)
 
 

@@ -43,8 +43,8 @@ _CANNOT_RUN = 2
 
 def prepare() -> None:
     """Make this process one that the agent can watch. Call once, before the script and before torch is imported."""
-    _die_with_agent()
-    _keep_descriptors_private()
+    die_with_agent()
+    keep_descriptors_private()
     _show_stack_on_signal()
     mark_boot()
     lifeline.hold()
@@ -99,7 +99,7 @@ def _refuse(message: str) -> NoReturn:
 # --- preparations ----------------------------------------------------------------------------------------------------
 
 
-def _die_with_agent() -> None:
+def die_with_agent() -> None:
     """Have the kernel kill this process when its agent dies: an orphan would go on training and hold the devices."""
     if AGENT_PID not in os.environ:
         return
@@ -113,7 +113,7 @@ def _die_with_agent() -> None:
         raise SystemExit("evertrain: the agent that started this process is gone")
 
 
-def _keep_descriptors_private() -> None:
+def keep_descriptors_private() -> None:
     for name in _INHERITED:
         if name in os.environ:
             os.set_inheritable(int(os.environ[name]), False)

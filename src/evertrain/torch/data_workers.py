@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from evertrain.mindio import segments
+from evertrain.torch import link
 from evertrain.torch.interrupt import SIGNAL
 
 
@@ -60,6 +62,8 @@ class Workers:
         # A worker process that was started just when the interrupt came would be in no list yet and never be ended.
         with _interrupts_deferred() if workers else contextlib.nullcontext():
             self._iterator = iter(self._loader)
+        if workers and link.is_launched():
+            link.board().note_helpers(_pids(self._iterator))
         return self._iterator
 
     def drop(self) -> None:
@@ -95,3 +99,8 @@ def _end_workers(iterator: Any) -> None:
             if worker.is_alive():
                 worker.kill()
                 worker.join()
+        segments.remove(_pids(iterator))
+
+
+def _pids(iterator: Any) -> list[int]:
+    return [worker.pid for worker in getattr(iterator, "_workers", ())]

@@ -284,20 +284,28 @@ class FullySharded:
     def core(self) -> codec.Packed:
         return codec.pack(self.tree())
 
+    def core_of(self, tree: Mapping[str, Any]) -> codec.Packed:
+        return codec.pack(tree)
+
     def tree(self) -> dict[str, Any]:
         states = {}
         for param, values in self.optimizer.state.items():
             states[self._names[id(param)]] = {key: _local(value) for key, value in values.items()}
         return {"params": {name: _local(param) for name, param in self._params.items()}, "optimizer": states}
 
-    def load(self, tree: Mapping[str, Any]) -> None:
+    def check(self, tree: Mapping[str, Any]) -> None:
         if list(tree["params"]) != list(self._params):
             raise StateError("the shard belongs to another model")
+        for name, param in self._params.items():
+            own, source = _local(param).shape, tree["params"][name].shape
+            if own != source:
+                raise StateError(f"{name} is sharded in another way: {tuple(source)}, not {tuple(own)}")
+
+    def load(self, tree: Mapping[str, Any]) -> None:
+        self.check(tree)
         with torch.no_grad():
             for name, param in self._params.items():
                 own, source = _local(param), tree["params"][name]
-                if own.shape != source.shape:
-                    raise StateError(f"{name} is sharded in another way: {tuple(source.shape)}, not {tuple(own.shape)}")
                 if own.data_ptr() != source.data_ptr():
                     own.copy_(source)
         self.optimizer.state.clear()

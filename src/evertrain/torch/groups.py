@@ -18,6 +18,7 @@ over for this rank, and the controller decides how it goes on. A stopped group i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
@@ -78,6 +79,10 @@ _NO_SLICES = frozenset(
     }
 )
 """Operations whose wait has no way out: a thread waits for them."""
+
+
+_FIRST_KIND, MOST_MOVES = 16, 240
+"""torch tells the backends of a group apart by a small number, and never lets go of one that it has."""
 
 
 class Cancellation(Protocol):
@@ -211,15 +216,22 @@ class GuardedGroup(dist.ProcessGroup):
         self.stopped = False
         self._rank, self._size = rank, size
         self._raw = raw
+        self.timeout = timeout
+        self.moves = 0
         self._lock = threading.Lock()
         self._waiters = Waiters()
         # For torch's C++ side, DDP for one, which asks a group for its backend but starts operations by our methods.
         self._set_default_backend(raw.kind)
         self._register_backend(raw.device, raw.kind, raw.backend)
+        self._retire = self._hold(raw)
+        _alive[next(_numbers)] = self
+
+    def _hold(self, raw: RawGroup) -> weakref.finalize:
+        """Whether stopped or merely dropped: the raw group goes to the attic, once, by what this returns."""
         attic.watch(raw)
-        # Whether stopped or merely dropped: the raw group goes to the attic, once.
-        self._retire = weakref.finalize(self, attic.keep, raw, timeout)
-        self._retire.atexit = False
+        retire = weakref.finalize(self, attic.keep, raw, self.timeout)
+        retire.atexit = False
+        return retire
 
     def stop(self) -> None:
         """End the group: wake whoever waits in it, here and at the peers, and refuse what comes. From any thread."""
@@ -230,6 +242,18 @@ class GuardedGroup(dist.ProcessGroup):
         self._waiters.stop()
         self._retire()
         self.backend.stop(self._raw)
+
+    def replace(self, raw: RawGroup) -> bool:
+        """Go on with another raw group of the same members, while nobody uses this one. False if it was stopped."""
+        with self._lock:
+            if self.stopped:
+                return False
+            old, self._raw = self._raw, raw
+            retire, self._retire = self._retire, self._hold(raw)
+        self.moves = expose(self, raw, self.moves)
+        retire()
+        self.backend.stop(old)
+        return True
 
     def _start(self, name: str, in_thread: bool, args: tuple, options: dict[str, Any]) -> GuardedWork:
         self._check()
@@ -297,6 +321,22 @@ class GuardedGroup(dist.ProcessGroup):
 for _name in OPERATIONS:
     setattr(GuardedGroup, _name, _guarded(_name, in_thread=_name in _NO_SLICES))
 
+_numbers = itertools.count()
+_alive: weakref.WeakValueDictionary[int, GuardedGroup] = weakref.WeakValueDictionary()
+
+
+def alive() -> list[GuardedGroup]:
+    """The groups in use, in the order in which they were made."""
+    return [group for _, group in sorted(_alive.items()) if not group.stopped]
+
+
+def expose(group: dist.ProcessGroup, raw: RawGroup, moves: int) -> int:
+    """Have torch's C++ side take this for the group's backend, after so many others; returns how many there were."""
+    kind = dist.ProcessGroup.BackendType(_FIRST_KIND + moves)
+    for device in group._device_types:
+        group._register_backend(device, kind, raw.backend)
+    return moves + 1
+
 
 def build(
     generation: int,
@@ -314,9 +354,14 @@ def build(
     A member may die in the middle of it, which leaves the others blocked in the library; so a helper thread builds, and
     the caller leaves with Interrupted as soon as `cancelled` is set. Raises GroupError if the library fails.
     """
-    construction = _Construction(backend, store, rank, size, timeout)
-    raw = construction.result(cancelled)
+    raw = construct(backend, store, rank, size, timeout, cancelled)
     return GuardedGroup(generation, rank, size, store, backend, raw, timeout, on_wait, on_broken)
+
+
+def construct(
+    backend: Backend, store: dist.Store, rank: int, size: int, timeout: float, cancelled: Cancellation
+) -> RawGroup:
+    return _Construction(backend, store, rank, size, timeout).result(cancelled)
 
 
 class _Construction:

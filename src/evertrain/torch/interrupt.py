@@ -4,7 +4,8 @@ A thread can sit in Python, in a sleep, in a lock, in `next(loader)` or in a col
 wakes all of these within a millisecond; a compute kernel is left at its end. What must not happen is that the
 exception lands in the wrong place: inside an optimizer update it would leave half-updated weights, inside our own
 recovery code it would break the recovery. Therefore the handler raises only while user code is *armed*, and it leaves
-a note instead while a *shield* is up; taking the shield down then raises.
+a note instead while a *shield* is up; taking the shield down then raises. Nor does it raise on a *door*, the way out
+of user code: a fault with which that was left would be gone.
 
 `Interrupted` derives from BaseException, so that an `except Exception` in user code does not swallow it. A bare
 `except:` does; the request is repeated until the thread has acknowledged it.
@@ -16,6 +17,7 @@ import ctypes
 import signal
 import threading
 import time
+from types import CodeType, FrameType
 
 SIGNAL = signal.SIGRTMIN + 7
 _REPEAT = 0.25
@@ -29,7 +31,9 @@ class Interrupted(BaseException):
 class Interrupter:
     """One per process. `arm`, `disarm` and the shield belong to the training thread, `request` to any other thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *doors: CodeType) -> None:
+        """`doors`: functions besides `disarm` that belong to the way into user code or out of it."""
+        self._doors = {Interrupter.disarm.__code__, *doors}
         self._armed = False
         self._shields = 0
         self._pending = False
@@ -90,8 +94,11 @@ class Interrupter:
                 self._raised_at = now
                 raise Interrupted("the controller asked this rank to leave the step")
 
-    def _on_signal(self, *_: object) -> None:
-        self._raise_if_due()
+    def _on_signal(self, _: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code not in self._doors:
+            frame = frame.f_back
+        if frame is None:  # else the request is repeated, if the thread is on its way in
+            self._raise_if_due()
 
     # Any other thread.
 

@@ -14,12 +14,15 @@ from types import TracebackType
 
 from evertrain.mindio import protocol, tls
 from evertrain.mindio.board import BOARD_FD, Board
-from evertrain.mindio.processor import LinkLost, Processor
+from evertrain.mindio.processor import LinkLost, Processor, Refused
 from evertrain.mindio.protocol import Welcome
 from evertrain.mindio.timing import Timing
 from evertrain.torch.errors import UsageError, user_frames
 
 NO_DDP = "give Training the bare module, not DistributedDataParallel: training.model does the data parallelism"
+
+EXIT_TOLD = 75
+"""Exit code of a rank that the controller told to leave; the launcher knows why and does not look at it."""
 
 _opened: tuple[Processor, Welcome] | None = None
 _board: Board | None = None
@@ -64,9 +67,20 @@ def open_link() -> tuple[Processor, Welcome]:
             tls=tls.client_context(certificates) if certificates else None,
             patience=timing().takeover if os.environ.get("EVERTRAIN_STANDBY") == "1" else 0.0,
         )
-        _opened = processor, processor.connect(timeout=timing().start)
+        _opened = processor, _connect(processor)
         _report_mistakes(*_opened)
     return _opened
+
+
+def _connect(processor: Processor) -> Welcome:
+    """A rank that nobody waits for any more says a line at most: its traceback would hide the job's own reason."""
+    try:
+        return processor.connect(timeout=timing().start)
+    except (Refused, OSError) as error:
+        if isinstance(error, Refused) and error.over:
+            raise SystemExit(EXIT_TOLD) from None
+        place = os.environ["EVERTRAIN_CONTROLLER"]
+        raise SystemExit(f"evertrain: rank {os.environ['RANK']} has no controller ({place}): {error}") from None
 
 
 def _report_mistakes(processor: Processor, welcome: Welcome) -> None:

@@ -1,8 +1,8 @@
 """How a spare that doesn't know its rank yet waits for it: announced, or in the middle of the user's script.
 
 A spare and its agent share a socket and speak JSON lines. The spare says `{"ready": true}` and reads. A line
-`{"env": {...}, "argv": [...]}` promotes it: these variables (null removes one) make it a rank. The end of the stream
-dismisses it.
+`{"env": {...}, "argv": [...]}` promotes it: these variables (null removes one) make it a rank. Descriptors that come
+with the line take the place of those that it names in `"outputs": [1, 2]`. The end of the stream dismisses it.
 
 A *parked* spare has already run the script when that line comes, up to the point where the script first asks which
 rank it is. `os.environ` is watched for that: a read of RANK or its like says
@@ -64,16 +64,21 @@ class Link:
 
     def wait_for_promotion(self) -> list[str]:
         """Wait, take on the rank's environment, close the socket; returns the command line to run."""
+        outputs: list[int] = []
         while not self._received.endswith(b"\n"):
             try:
-                chunk = self._socket.recv(65536)
+                chunk, descriptors, _, _ = socket.recv_fds(self._socket, 65536, 2)
             except ConnectionError:
-                chunk = b""
+                chunk, descriptors = b"", []
+            outputs += descriptors
             if not chunk:
                 _dismissed()
             self._received += chunk
         order = json.loads(self._received)
         self.close()
+        for mine, theirs in zip(order.get("outputs", []), outputs, strict=True):
+            os.dup2(theirs, mine)
+            os.close(theirs)
         for name, value in order["env"].items():
             if value is None:
                 os.environ.pop(name, None)

@@ -15,12 +15,20 @@ class Part(Protocol):
         """References to the live tensors whose hash is compared between ranks, and into which a repair receives."""
         ...
 
+    def core_of(self, tree: dict[str, Any]) -> codec.Packed:
+        """What `core` will be once the tree is loaded."""
+        ...
+
+    def check(self, tree: dict[str, Any]) -> None:
+        """StateError if it can't be taken over. Changes nothing."""
+        ...
+
     def tree(self) -> dict[str, Any]:
         """Everything, to be sent or saved."""
         ...
 
     def load(self, tree: dict[str, Any]) -> None:
-        """Take it over. Tensors of `core` that were received in place are not copied."""
+        """Take it over, after a `check`. Tensors of `core` that were received in place are not copied."""
         ...
 
 

@@ -32,6 +32,7 @@ from evertrain.torch.fsdp import StepAside
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupted, Interrupter
 from evertrain.torch.lasting import keeper
+from evertrain.torch.link import EXIT_TOLD
 from evertrain.torch.part_checkpoints import PartCheckpoints
 from evertrain.torch.pausing import Pausing
 from evertrain.torch.reducer import Reducer
@@ -40,8 +41,6 @@ from evertrain.torch.store import LinkStore
 
 T = TypeVar("T")
 
-EXIT_TOLD = 75
-"""Exit code of a rank that the controller told to leave; the launcher knows why and does not look at it."""
 _MAX_STACK = 8000
 
 
@@ -96,6 +95,12 @@ class Session:
         self._cancel.set()
         self._interrupter.request()
         keeper.stop()
+        self._say_if_updating()
+
+    def _say_if_updating(self) -> None:
+        """Called by both threads, each after it has set what the other one looks at: one of them sees both."""
+        if self.update_open and self._interrupter.pending:
+            self._processor.send(protocol.Updating(attempt=self._processor.newest_stop))
 
     # Called by the training loop.
 
@@ -104,6 +109,7 @@ class Session:
             self._interrupter.raise_shield()
             self.update_open = True
             self._board.mark(activities.UPDATE)
+            self._say_if_updating()
 
     def end_step(self, advance: Callable[[], None]) -> None:
         """The step is complete: move on to the next one, and only then let a waiting interrupt through."""
@@ -405,11 +411,21 @@ class Session:
         part = self._state.parts.get(name)
         if part is None:
             raise StateError(f"told to receive {name}, which this rank does not hold")
+        # A copy of an earlier step may be the last one of that step, should the source fail: it stays until the new
+        # one is there. Not so a newcomer's initial values, nor what differs from the copies that are right.
+        keeps = not self._fresh and self._held.get(name, step) < step
+        if not keeps:
+            self._held.pop(name, None)
+        received = repair.receive_state(self._group, self._members.index(source), None if keeps else part.core())
+        tree = codec.unpack(received.skeleton, received.tensors)
+        wrong = f"the {name} received from rank {source} has the wrong hash"
+        part.check(tree)
+        if keeps and codec.digest(part.core_of(tree)) != digest:
+            raise StateError(wrong)
         self._held.pop(name, None)
-        received = repair.receive_state(self._group, self._members.index(source), part.core())
-        part.load(codec.unpack(received.skeleton, received.tensors))
+        part.load(tree)
         if codec.digest(part.core()) != digest:
-            raise StateError(f"the {name} received from rank {source} has the wrong hash")
+            raise StateError(wrong)
         self._held[name] = step
 
     def _load_checkpoint(self, step: int) -> None:

@@ -293,15 +293,21 @@ class Sharding:
     def core(self) -> codec.Packed:
         return codec.pack(self._core())
 
+    def core_of(self, tree: dict[str, Any]) -> codec.Packed:
+        return codec.pack(tree)
+
     def _core(self) -> dict[str, Any]:
         return {"slices": [_numbers(item) for item in self._slices], "states": self._states}
 
     def tree(self) -> dict[str, Any]:
         return self._core()
 
-    def load(self, tree: dict[str, Any]) -> None:
+    def check(self, tree: dict[str, Any]) -> None:
         if [list(item) for item in tree["slices"]] != [_numbers(item) for item in self._slices]:
             raise StateError("the shard was cut in another way than this rank's: the number of ranks or copies differs")
+
+    def load(self, tree: dict[str, Any]) -> None:
+        self.check(tree)
         self._states = [
             {key: self._placed(item, key, value) for key, value in state.items()}
             for item, state in zip(self._slices, tree["states"], strict=True)

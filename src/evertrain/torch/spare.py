@@ -26,7 +26,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from evertrain.torch import boot, imports, parking
@@ -57,7 +57,7 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     boot.prepare()
     link = parking.Link(int(os.environ.pop(boot.SPARE_FD)))
-    warm_up()
+    warm_up(f"evertrain.torch.{name}" for name in _OWN_MODULES)
     if os.environ.pop(PARK, "0") == "1":
         _run_parked(link, json.loads(os.environ.pop(PARK_ARGV)))
         return
@@ -84,14 +84,13 @@ def _run_parked(link: parking.Link, argv: list[str]) -> None:
 # --- warming up ------------------------------------------------------------------------------------------------------
 
 
-def warm_up() -> None:
+def warm_up(own: Iterable[str]) -> None:
     """Load and run once what training needs; afterwards the process looks like one that has only imported modules."""
     for name in _TORCH_MODULES:
         _import(name)
     import torch
 
     fresh = torch.default_generator.get_state()
-    own = (f"evertrain.torch.{name}" for name in _OWN_MODULES)
     asked_for = (name.strip() for name in os.environ.get(WARM_IMPORTS, "").split(",") if name.strip())
     for name in (*own, *asked_for):
         _import(name)

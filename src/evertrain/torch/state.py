@@ -30,6 +30,7 @@ from evertrain.torch.sharded import Sharding, assemble
 
 __all__ = ["StateError", "TrainingState"]
 
+_CORE = ("params", "optimizers", "seed", "run")
 _SMALL = 1 << 16
 """Tensors of extra objects up to this many bytes are copied at each step; larger ones are checked for changes only."""
 
@@ -131,6 +132,9 @@ class TrainingState:
         """References to the live tensors, parameters first."""
         return codec.pack(self._core())
 
+    def core_of(self, tree: dict[str, Any]) -> codec.Packed:
+        return codec.pack({name: tree[name] for name in _CORE})
+
     def _core(self) -> dict[str, Any]:
         return {
             "params": {name: param.detach() for name, param in self._weights.items()},
@@ -162,17 +166,20 @@ class TrainingState:
             "summary": self.summary,
         }
 
-    def load(self, tree: dict[str, Any]) -> None:
-        """Take over a whole state. Parameter tensors that are already in place (received there) are not copied."""
+    def check(self, tree: dict[str, Any]) -> None:
         if tree["fingerprint"] != self.fingerprint:
             raise StateError(
                 f"the state was made by another model or optimizer ({tree.get('summary', 'without a description')}) "
                 f"than this one ({self.summary}{self._difference(tree['params'])}); if that is meant, use another "
                 "checkpoint directory"
             )
-        rest = tree["rest"]
-        if codec.digest(codec.pack(rest)) != tree["rest_digest"]:
+        if codec.digest(codec.pack(tree["rest"])) != tree["rest_digest"]:
             raise StateError("the received state does not match its own hash")
+
+    def load(self, tree: dict[str, Any]) -> None:
+        """Take over a whole state. Parameter tensors that are already in place (received there) are not copied."""
+        self.check(tree)
+        rest = tree["rest"]
         with torch.no_grad():
             for name, param in self._weights.items():
                 source = tree["params"][name]

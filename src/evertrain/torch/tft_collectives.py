@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import torch.distributed as dist
 
-from evertrain.mindio.tft import environment
+from evertrain.mindio.tft import environment, faults
+from evertrain.mindio.tft.numbers import ReportState
 from evertrain.mindio.tft.rank import Life
 from evertrain.mindio.tft.runtime import runtime
 from evertrain.torch import groups
@@ -53,22 +54,57 @@ class _Cancelled:
         return self._event.is_set() or self._interrupter.pending
 
 
+_HARMED = (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED, ReportState.RS_RETRY)
+
+
+def _hidden_fault(stop: BaseException) -> RuntimeError | None:
+    """The fault with which the training function was being left when it was interrupted, while it cleaned up."""
+    uce = runtime.processor is None or runtime.processor.settings.uce
+    error = stop.__context__
+    while error is not None:
+        if isinstance(error, RuntimeError) and faults.classify(str(error), uce).state in _HARMED:
+            return error
+        error = error.__context__
+    return None
+
+
+class _Training:
+    """No generator: an interrupt could land in what is between that and the training function."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def __enter__(self) -> None:
+        self._collectives.enter()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        stop = error if isinstance(error, Interrupted) else None
+        fault = _hidden_fault(stop) if stop is not None else None
+        self._collectives.leave("" if stop is None or fault is not None else str(stop))
+        if fault is not None:
+            raise fault from None
+
+
 class Collectives:
     def __init__(
         self,
         rank: int,
         store: dist.Store,
-        timeout: float = 60.0,
+        timeout: float = 300.0,
         patience: float = 10.0,
         backend: Backend | None = None,
     ) -> None:
-        """`store` must outlive any rank. `patience`: how long a broken collective waits for the controller to find the
-        cause, before it is reported as a fault of the network."""
+        """`store` must outlive any rank.
+
+        `timeout`: how long ranks wait for each other. In the first group those who start fast wait for the slowest one;
+        who is lost later is found out by the controller, long before. `patience`: how long a broken collective waits
+        for a controller to find the cause, before it is reported as a fault of the network.
+        """
         self._rank, self._store, self._timeout, self._patience = rank, store, timeout, patience
         self._backend = backend or Gloo()
         self._lock = threading.Lock()
         self._groups: list[GuardedGroup] = []
-        self._interrupter = Interrupter()
+        self._interrupter = Interrupter(_Training.__enter__.__code__, _Training.__exit__.__code__)
         self._cancelled = _Cancelled(self._interrupter)
         self._inside = False
         self._stopped = threading.Event()
@@ -135,35 +171,44 @@ class Collectives:
 
     # The training thread.
 
-    @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self) -> contextlib.AbstractContextManager[None]:
         """The inside of the training function: whatever stops it leaves by a RuntimeError that the decorator knows."""
+        return _Training(self)
+
+    def enter(self) -> None:
         self._interrupter.install()
         with self._lock:
             self._inside = not self._stopped.is_set()
-        broken = "" if self._inside else "stopped before it began"
-        if self._inside:
-            try:
-                try:
-                    self._interrupter.arm()
-                    yield
-                finally:
-                    self._interrupter.disarm()
-                    with self._lock:
-                        self._inside = False
-                    self._interrupter.acknowledge()
-            except Interrupted as error:
-                broken = str(error)
-            else:
-                return
-        self._wait_stopped(broken)
-        raise RuntimeError(FORCE_STOP)
+        if not self._inside:
+            self.leave("stopped before it began")
+        try:
+            self._interrupter.arm()
+        except Interrupted as error:
+            stopped = str(error)
+        else:
+            return
+        self.leave(stopped)
+
+    def leave(self, broken: str) -> None:
+        """`broken`: by what the training function was interrupted, if it was."""
+        self._interrupter.disarm()
+        with self._lock:
+            self._inside = False
+        self._interrupter.acknowledge()
+        if broken:
+            self._wait_stopped(broken)
+            raise RuntimeError(FORCE_STOP) from None
 
     def _wait_stopped(self, broken: str) -> None:
-        """A collective broke, most likely because a peer died. The controller finds out and stops everybody."""
-        if self._stopped.wait(self._patience):
-            return
-        processor = runtime.processor
+        """A collective broke, most likely because a peer died. The controller finds out and stops everybody; if it died
+        with the peer, the next one does."""
+        processor, began = runtime.processor, time.monotonic()
+        left = self._patience
+        while left > 0:
+            if self._stopped.wait(left):
+                return
+            led = processor.led_since(began) if processor is not None else time.monotonic() - began
+            left = self._patience - led
         recovering = processor is not None and processor.rank.life != Life.NORMAL
         if not recovering or not self._stopped.wait(environment.action_limit()):
             raise RuntimeError(f"{BROKEN}: {broken}")
