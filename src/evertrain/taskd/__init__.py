@@ -1,0 +1,1 @@
+"""The side of the cluster that lives in the training containers: manager, proxies, agents and workers of a job."""

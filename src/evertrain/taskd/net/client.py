@@ -1,0 +1,223 @@
+"""The end that joins a parent: registers, announces its path, keeps the stream open, comes back after a break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from evertrain.taskd.codes import AckCode
+from evertrain.taskd.net.routing import Position
+from evertrain.taskd.net.security import Security
+from evertrain.taskd.net.server import MAX_MESSAGE, SERVICE, as_message
+from evertrain.wire import service
+from evertrain.wire.tasknet_pb2 import Ack, Message, PathDiscoveryReq, RegisterReq
+
+log = logging.getLogger(__name__)
+
+CALL_LIMIT = 10.0
+JOIN_LIMIT = 30.0
+"""Seconds for a call by which a member joins: all nodes of a large job come at once, and who gives up comes again."""
+_OPENING = 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_OPTIONS = [
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own, and anew after a break
+]
+
+
+class Client:
+    """`received` gets what comes down and returns the code to confirm it with."""
+
+    def __init__(
+        self,
+        own: Position,
+        address: str,
+        received: Callable[[Message], Awaitable[int]],
+        paths: Callable[[], list[list[Position]]],
+        security: Security,
+    ) -> None:
+        """`paths`: what the parent has to know about whom it reaches over us, each from the leaf to us."""
+        self._own, self._address, self._received, self._paths = own, address, received, paths
+        self._security = security
+        self.joined = asyncio.Event()
+        self._stub: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._handling: set[asyncio.Task[None]] = set()
+        self._broken = asyncio.Event()
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._keep_joined())
+
+    async def close(self) -> None:
+        for task in (self._task, *self._handling):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*(t for t in (self._task, *self._handling) if t is not None), return_exceptions=True)
+
+    async def _keep_joined(self) -> None:
+        pause, told = _FIRST_PAUSE, ""
+        while True:
+            try:
+                await self._stay_joined()
+                pause, told = _FIRST_PAUSE, ""
+                log.info(
+                    "rebuild net, role=%s, srvRank=%s: the parent at %s ended the stream", *self._own[:2], self._address
+                )
+            except (grpc.RpcError, OSError) as error:
+                if self.joined.is_set():
+                    pause, told = _FIRST_PAUSE, ""
+                if (reason := _reason(error)) != told:
+                    told = reason
+                    log.warning("rebuild net, role=%s, srvRank=%s: %s: %s", *self._own[:2], self._address, reason)
+            except Exception as error:  # whatever it is, the next attempt may succeed
+                if (reason := f"{type(error).__name__}: {error}") != told:
+                    told = reason
+                    log.error("rebuild net, role=%s, srvRank=%s: %s", *self._own[:2], reason)
+            finally:
+                self.joined.clear()
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # so that not all come back at once
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    async def _stay_joined(self) -> None:
+        self._broken.clear()
+        async with await self._channel() as channel:
+            stub = service.stub(channel, SERVICE)
+            metadata = self._security.metadata()
+            call = {"metadata": metadata, "timeout": JOIN_LIMIT}
+            await stub.Register(RegisterReq(uuid=_uuid(), pos=as_message(self._own)), **call)
+            own = as_message(self._own)
+            for path in self._paths():
+                await stub.PathDiscovery(
+                    PathDiscoveryReq(uuid=_uuid(), proxyPos=own, path=[as_message(each) for each in path]), **call
+                )
+            where = (("role", self._own.role), ("serverrank", self._own.server), ("processrank", self._own.process))
+            stream = stub.InitServerDownStream(metadata=(*metadata, *where))
+            # Ours answers at once; an original parent says nothing before its first message.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_OPENING):
+                    await stream.initial_metadata()
+            self._stub = stub
+            self.joined.set()
+            log.info("path join success, role=%s, srvRank=%s, processRank=%s", *self._own)
+            try:
+                await self._receive(stream)
+            finally:
+                self._stub = None
+                stream.cancel()
+
+    async def _channel(self) -> Any:
+        certificates = self._security.certificates
+        if certificates is None:
+            return grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+        async with asyncio.timeout(CALL_LIMIT):
+            name = await certificates.name_at(self._address)
+        options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
+        return grpc.aio.secure_channel(self._address, certificates.client(), options=options)
+
+    async def _receive(self, stream: Any) -> None:
+        lock = asyncio.Lock()
+        broken = asyncio.ensure_future(self._broken.wait())
+        reading: asyncio.Future[Any] = broken
+        try:
+            while True:
+                reading = asyncio.ensure_future(stream.read())
+                done, _ = await asyncio.wait({reading, broken}, return_when=asyncio.FIRST_COMPLETED)
+                if reading not in done:
+                    raise OSError("a call to the parent was not answered")
+                message = reading.result()
+                if message is grpc.aio.EOF:
+                    return
+                if message is None:
+                    log.warning("%s: what came from the parent is no message", self._own)
+                    continue
+                task = asyncio.ensure_future(self._handle(stream, lock, message))
+                self._handling.add(task)
+                task.add_done_callback(self._handling.discard)
+        finally:
+            broken.cancel()
+            reading.cancel()
+            await asyncio.wait({broken, reading})  # read to its end: nobody else would hear how it ended
+            if not reading.cancelled():
+                reading.exception()
+
+    async def _handle(self, stream: Any, lock: asyncio.Lock, message: Message) -> None:
+        """Beside the next ones: a member below that is slow to confirm holds nobody else up."""
+        try:
+            code = await self._received(message)
+        except Exception as error:
+            log.error("%s: message %s: %s: %s", self._own, message.header.uuid, type(error).__name__, str(error))
+            code = AckCode.NET_ERROR
+        if message.header.sync:
+            ack = Ack(uuid=message.header.uuid, code=code, src=as_message(self._own))
+            try:
+                async with lock:
+                    await stream.write(ack)
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                log.info("the ack of %s could not be sent: the stream broke", message.header.uuid)
+
+    async def send(self, message: Message) -> Ack:
+        """Up. An ack with a code that is not 0 says why it did not arrive."""
+        stub = self._stub
+        if stub is None:
+            return self._nack(message, AckCode.SERVER_ERROR)
+        try:
+            ack: Ack = await stub.TransferMessage(message, metadata=self._security.metadata(), timeout=CALL_LIMIT)
+            return ack
+        except grpc.aio.AioRpcError as error:
+            log.debug("%s: message %s: %s", self._own, message.header.uuid, _reason(error))
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                if stub is self._stub:
+                    self._broken.set()
+                return self._nack(message, AckCode.SEND_LOST)
+            return self._nack(message, AckCode.NET_ERROR)
+        except asyncio.CancelledError:
+            _unless_cancelled()
+            return self._nack(message, AckCode.SEND_LOST)
+
+    async def announce(self, request: PathDiscoveryReq) -> tuple[int, str]:
+        """Pass the path of a leaf on. A parent that is just coming is waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CALL_LIMIT / 2):
+                await self.joined.wait()
+        stub = self._stub
+        if stub is None:
+            return AckCode.CLIENT_ERROR, f"client not inited, role={self._own.role}"
+        try:
+            await stub.PathDiscovery(request, metadata=self._security.metadata(), timeout=JOIN_LIMIT - CALL_LIMIT)
+        except grpc.aio.AioRpcError as error:
+            return AckCode.CLIENT_ERROR, _reason(error)
+        except asyncio.CancelledError:
+            _unless_cancelled()
+            return AckCode.CLIENT_ERROR, "the way up broke"
+        return AckCode.OK, ""
+
+    def _nack(self, message: Message, code: AckCode) -> Ack:
+        return Ack(uuid=message.header.uuid, code=code, src=as_message(self._own))
+
+
+def _unless_cancelled() -> None:
+    """A call also ends like this when its channel is closed, because another one has found it broken."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise asyncio.CancelledError
+
+
+def _uuid() -> str:
+    return str(uuid.uuid4())
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()}: {error.details()}"
+    return str(error) or type(error).__name__

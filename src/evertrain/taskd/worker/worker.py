@@ -1,0 +1,151 @@
+"""The worker: a member of the tree in a training process, and a thread that carries out orders one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from evertrain.taskd import environment, files
+from evertrain.taskd.codes import ACTION, KEEP_ALIVE, PROFILING_ORDERS, REGISTER, STATUS, WORKER, Code
+from evertrain.taskd.frames import Body
+from evertrain.taskd.member import Member
+from evertrain.taskd.native import crash, library
+from evertrain.taskd.net.routing import Position
+from evertrain.taskd.tracing import Switch, switch
+from evertrain.taskd.worker import operations
+from evertrain.taskd.worker.profiler import Profiler
+from evertrain.taskd.worker.torch_marks import tell_steps
+
+log = logging.getLogger(__name__)
+
+ALIVE, LOOK = 1.0, 1.0
+"""Seconds between signs of life, and between looks at the file that says which timings are wanted."""
+LIMITS = {operations.AIC: 300.0, operations.P2P: 600.0}
+"""Seconds that a stress test may take, by operation."""
+
+
+class Worker:
+    def __init__(self, rank: int, node: int, framework: str, limit_mb: int) -> None:
+        self.rank, self._framework = rank, framework
+        self._profiler = Profiler(rank, framework, limit_mb)
+        upstream = f"{environment.proxy_host()}:{environment.proxy_port()}"
+        own = Position(WORKER, str(node), str(rank))
+        self._member = Member(own, upstream, security=environment.security(), notify=lambda: None)
+        self._thread = threading.Thread(target=self._run, name="taskd-worker", daemon=True)
+        self._ended = threading.Event()
+        self._undo: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Returns at once; the manager is joined in the background, whenever it is there. Once is enough."""
+        if self._thread.ident is not None:
+            return
+        if self._framework == "pt" and os.environ.get(crash.VARIABLE):
+            self._undo = tell_steps(library.step_setter())
+        self._thread.start()
+
+    def close(self) -> None:
+        self._undo()
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        self._member.start()
+        try:
+            self._profiler.start()
+            if not self._register():
+                return
+            while not self._ended.is_set():
+                try:
+                    body = self._member.received.get(timeout=0.5)
+                except queue.Empty:
+                    continue
+                self._obey(body)
+        finally:
+            self._profiler.close()
+            self._member.close()
+
+    def _register(self) -> bool:
+        """Until the manager knows us, which may never be; then a file says which timings to write."""
+        wanted = Switch()
+        while not self._ended.is_set():
+            read = _in_file()
+            if read is not None and read != wanted:
+                wanted = read
+                result = self._profiler.switch(wanted.default, wanted.communication)
+                log.info("worker %d: %s says %s: %d", self.rank, environment.trace_file(), wanted, result)
+            if self._member.wait_joined(LOOK) and self._member.send(REGISTER, Code.WORKER_REGISTER):
+                log.info("worker %d register manager success, begin recv msg", self.rank)
+                if wanted != Switch():
+                    self._member.send(STATUS, self._profiler.state())
+                return True
+        return False
+
+    def _obey(self, body: Body) -> None:
+        try:
+            if body.code == Code.SWITCH_NIC:
+                self._switch_nic(body.extension or {})
+            elif body.code == Code.STRESS_TEST:
+                self._stress(body.extension or {})
+            elif body.code in PROFILING_ORDERS:
+                default, communication = divmod(body.code - PROFILING_ORDERS.start, 10)
+                result = self._profiler.switch(bool(default), bool(communication))
+                log.info("worker %d: order %d, result %d", self.rank, body.code, result)
+                self._member.send(STATUS, result)
+            else:
+                log.warning("worker %d: an unknown order: %s", self.rank, body)
+        except (KeyError, TypeError, ValueError) as error:
+            log.error("worker %d: order %d makes no sense: %s", self.rank, body.code, str(error))
+
+    def _switch_nic(self, order: dict[str, str]) -> None:
+        uuid = order["switchNicUUID"]
+        ranks = [int(rank) for rank in json.loads(order["globalRankIDs"])]
+        ops = json.loads(order["globalOps"])
+        if len(ranks) != len(ops) or not all(isinstance(op, bool) for op in ops):
+            raise ValueError("as many operations as ranks are needed")
+        done = operations.switch_nic(self._framework, self.rank, uuid, ranks, ops)
+        self._member.send(ACTION, Code.SWITCH_NIC, "switchOK" if done else "switchFail", {"switchNicUUID": uuid})
+
+    def _stress(self, order: dict[str, str]) -> None:
+        uuid = order["stressTestUUID"]
+        mine = json.loads(order["StressTestRankOPStr"]).get(str(self.rank))
+        if mine is None:
+            return
+        ops = sorted({int(op) for op in mine["ops"]})
+        if not set(ops) <= set(LIMITS):
+            raise ValueError(f"unknown operations: {ops}")
+        results = {}
+        with operations.paused():  # a training that went on meanwhile would disturb the test, and the test the training
+            for op in ops:
+                code, text = self._alive_during(functools.partial(operations.stress, self._framework, op), LIMITS[op])
+                results[str(op)] = {"code": str(code), "result": text}
+        self._member.send(ACTION, Code.STRESS_TEST, json.dumps({"rankResult": results}), {"stressTestUUID": uuid})
+
+    def _alive_during(self, work: Callable[[], tuple[int, str]], limit: float) -> tuple[int, str]:
+        """The result; signs of life go to the manager meanwhile."""
+        done: queue.Queue[Any] = queue.Queue()
+        threading.Thread(target=lambda: done.put(work()), name="taskd-stress", daemon=True).start()
+        until = time.monotonic() + limit
+        while (left := until - time.monotonic()) > 0:
+            self._member.send(KEEP_ALIVE, 0)
+            with contextlib.suppress(queue.Empty):
+                result: tuple[int, str] = done.get(timeout=min(ALIVE, left))
+                return result
+        return operations.TIMED_OUT, operations.TEXTS[operations.TIMED_OUT]
+
+
+def _in_file() -> Switch | None:
+    """What the file wants; None if there is none, or nothing sensible in it."""
+    try:
+        values = json.loads(files.text_or_empty(environment.trace_file()))
+    except (ValueError, RecursionError):
+        return None
+    return switch(values) if isinstance(values, dict) and values else None

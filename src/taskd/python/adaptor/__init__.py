@@ -1,0 +1,1 @@
+"""Where TaskD meets the frameworks."""

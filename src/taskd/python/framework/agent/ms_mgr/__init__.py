@@ -1,0 +1,1 @@
+"""msrun's launcher in jobs without a manager."""
