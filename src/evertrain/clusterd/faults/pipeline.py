@@ -1,0 +1,60 @@
+"""The processors that a node's faults go through, in their order. Pure."""
+
+from __future__ import annotations
+
+from evertrain.clusterd.faults import inplace
+from evertrain.clusterd.faults.cluster import Cluster
+from evertrain.clusterd.faults.manual import Manual
+from evertrain.clusterd.faults.public import PublicFaults
+from evertrain.clusterd.faults.relations import Relations
+from evertrain.clusterd.faults.retry import Reports, Retries
+from evertrain.clusterd.faults.seen import NO_FAULT, YOUNG, Look, Seen
+from evertrain.clusterd.faults.wellknown import STRESS_TEST, is_any
+from evertrain.faultcodes.table import Codes
+from evertrain.wire.faultinfo import ChipFault, DeviceInfo, SwitchFault
+
+
+class Pipeline:
+    def __init__(self, cluster: Cluster, codes: Codes) -> None:
+        self._cluster = cluster
+        self.reports = Reports()
+        self.retries = Retries(self.reports)
+        self.manual = Manual()
+        self.relations = Relations()
+        self.public = PublicFaults(codes)
+        self.exposed: set[str] = set()
+        """Pods (uids) for which restarting processes where they are was given up."""
+        self.tested: dict[str, frozenset[str]] = {}
+        """Nodes under a stress test, by job."""
+
+    def concerns(self, name: str) -> bool:
+        """More is known of the node than it publishes."""
+        return name in self.public.state.nodes or name in self.manual.state.isolated or name in self.retries.memory
+
+    def chips(self, look: Look, faults: list[ChipFault], device: DeviceInfo) -> list[Seen]:
+        seen = [look.see(fault) for fault in faults]
+        seen += [look.see(fault, added=True) for fault in self.public.on(look.node, device.type)]
+        for each in seen:
+            if each.view is not None and each.view.filter:
+                ms = each.view.filter.hides_for(each.fault.code, each.fault.level)
+                if ms and look.until(each.fault.time_ms + ms):
+                    each.hidden = YOUNG
+        self.retries.accompany(look, seen)
+        self.retries.apply(look, seen, lambda shown: self.relations.links_down(shown.uid))
+        inplace.withhold(look, seen, self._cluster.levels_of, self.exposed)
+        if any(look.node in nodes for nodes in self.tested.values()):
+            for each in seen:
+                if is_any(each.fault.code, STRESS_TEST):
+                    each.hidden = NO_FAULT
+        self.manual.see(look.node, seen, look.now)
+        return seen + [look.see(fault, added=True) for fault in self.manual.faults(look.node)]
+
+    def grown(self, look: Look, faults: tuple[SwitchFault, ...]) -> list[SwitchFault]:
+        """The faults of a switch that no job on the node asks to be hidden for their age."""
+        filters = [shown.filter for shown in self._cluster.jobs_on(look.node) if shown.filter] if faults else []
+        left = []
+        for fault in faults:
+            ms = max((each.hides_for(fault.code, fault.level) for each in filters), default=0)
+            if not (ms and 0 < fault.time_ms <= look.now and look.until(fault.time_ms + ms)):
+                left.append(fault)
+        return left

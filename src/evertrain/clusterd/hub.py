@@ -1,0 +1,321 @@
+"""The hub: watches feed the tables of jobs and faults, those feed one actor for each registered job, and the services
+ask it. It keeps nothing that the cluster doesn't keep as well, but who listens: kill it at any point, start it again,
+and it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from evertrain.acjob import names
+from evertrain.clusterd import keep, traces
+from evertrain.clusterd.effects import Carrier, Notes, Replaces
+from evertrain.clusterd.faulting import Faults
+from evertrain.clusterd.jobinfo import JobInfos
+from evertrain.clusterd.jobs.table import Table, same_places
+from evertrain.clusterd.machines import MakeMachine
+from evertrain.clusterd.model import Job, JobFaults
+from evertrain.clusterd.observe import Observer
+from evertrain.clusterd.publish import Publisher
+from evertrain.clusterd.ranktables import RankTables
+from evertrain.clusterd.recover.events import NotifyNics, NotifyStress, PatchPod, Signal
+from evertrain.clusterd.recover.names import FAULT_TYPE, SUB_HEALTH, VOLCANO
+from evertrain.clusterd.recoveries import PATIENCE, Recoveries
+from evertrain.clusterd.services import replies
+from evertrain.clusterd.services.ports import About, Order, Reply, Report, Subscription, Summary, Unavailable
+from evertrain.clusterd.summaries import Summaries
+from evertrain.kube.port import ApiError, Kube
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 0.5
+"""Seconds between two looks at jobs."""
+JOB_PATIENCE = 3.0
+"""Seconds in which a job that is not known may become so."""
+
+
+class Rescheduler(Replaces, Protocol):
+    async def run(self) -> None: ...
+
+
+class Hub:
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        machine: MakeMachine,
+        rescheduler: Rescheduler,
+        timeline: Notes,
+        observer: Observer,
+        faults: Faults,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kube = kube
+        self._rescheduler = rescheduler
+        self.observer = observer
+        self._faults = faults
+        self._publisher = Publisher(kube)
+        self._carrier = Carrier(kube, rescheduler, timeline, observer.switches.get)
+        self._job_infos = JobInfos(self._publisher, faults, observer.settings, clock)
+        self._recoveries = Recoveries(kube, machine, self._carrier, faults, self._job_infos, clock)
+        self._labelled: dict[str, str] = {}
+        """What pods are labelled with because of related faults, by uid."""
+        self._table = Table()
+        self._summaries = Summaries(self._publisher, observer.nodes, clock)
+        self._traces = traces.Traces(kube, observer.switches)
+        self._rank_tables = RankTables(observer)
+        self._dirty: dict[str, None] = {}
+        self._news = asyncio.Event()
+        self._by_service: dict[str, set[str]] = {}
+        """Jobs by their label jobID: those of an inference service share one."""
+        self._tasks: asyncio.TaskGroup | None = None
+        self.ready = asyncio.Event()
+        """Set once all is known, and everybody may ask."""
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        """By uid, as they are now."""
+        return self._table.jobs
+
+    @property
+    def registrations(self) -> int:
+        """How many jobs are registered."""
+        return len(self._recoveries)
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. Who asks afterwards is told to come again."""
+        try:
+            await self._run()
+        finally:
+            self.ready.clear()
+            self._recoveries.pages.close()
+
+    async def _run(self) -> None:
+        self.observer.listen(self._job_changed)
+        self._faults.listen(self._recoveries.faults_changed, self._labels_changed)
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            caches = await self.observer.caches()
+            for cache in caches:
+                tasks.create_task(cache.run())
+            if self.observer.groups not in caches:
+                logger.info("there are no PodGroups: labels and annotations of jobs are on the AscendJobs")
+                tasks.create_task(self.observer.run_groups())
+            for cache in caches:
+                await cache.synced.wait()
+            left = await keep.kept(self._kube, self._recoveries.pages)
+            await self._summaries.start(self._kube)
+            self._look()
+            await self._faults.start()
+            self._labels_found()
+            self._recoveries.start(tasks, self._table.jobs, left)
+            self._job_infos.start(self._table.jobs)
+            await self._summaries.tidy(self._kube, self._table.jobs)
+            tasks.create_task(self._looking())
+            tasks.create_task(self._faults.run())
+            tasks.create_task(self._publisher.run())
+            tasks.create_task(self._summaries.run())
+            tasks.create_task(self._rescheduler.run())
+            self.ready.set()
+            logger.info("%d jobs, %d of them in a recovery", len(self._table.jobs), len(self._recoveries))
+
+    # Jobs.
+
+    def _job_changed(self, uid: str) -> None:
+        self._dirty[uid] = None
+        self._news.set()
+
+    async def _looking(self) -> None:
+        while True:
+            await self._news.wait()
+            began = time.monotonic()
+            self._look()
+            # What changes meanwhile is looked at together: a job with thousands of pods must not eat the whole core.
+            await asyncio.sleep(min(LONGEST_PAUSE, 2 * (time.monotonic() - began)))
+
+    def _look(self) -> None:
+        """At all jobs that may have changed."""
+        self._news.clear()
+        dirty, self._dirty = self._dirty, {}
+        for uid in dirty:
+            try:
+                self._look_at(uid)
+            except Exception:
+                # One job that we can't read must not hide the others.
+                logger.exception("job %s can't be read", uid)
+
+    def _look_at(self, uid: str) -> None:
+        found = self.observer.job(uid)
+        if found is None:
+            gone = self._table.remove(uid)
+            if gone is not None:
+                self._gone(gone)
+            return
+        before = self._table.jobs.get(uid)
+        job, is_news = self._table.update(*found)
+        if is_news:
+            if before is None or not same_places(before, job):
+                self._faults.job(uid, job)
+                self._summaries.update(job)
+            if before is not None and before.labels.get(names.JOB_ID) != job.labels.get(names.JOB_ID):
+                self._leave_service(before)
+            if service := job.labels.get(names.JOB_ID):
+                self._by_service.setdefault(service, set()).add(uid)
+            self._recoveries.seen(job)
+
+    def _gone(self, job: Job) -> None:
+        self._faults.job(job.uid, None)
+        self._summaries.gone(job)
+        self._recoveries.gone(job)
+        self._leave_service(job)
+
+    def _leave_service(self, job: Job) -> None:
+        service = job.labels.get(names.JOB_ID, "")
+        jobs = self._by_service.get(service, set())
+        jobs.discard(job.uid)
+        if not jobs:
+            self._by_service.pop(service, None)
+
+    # Faults.
+
+    def _labels_changed(self, labels: Mapping[str, str]) -> None:
+        """Of pods that related faults have hit: Volcano reads them."""
+        assert self._tasks is not None
+        before, self._labelled = self._labelled, dict(labels)
+        changed = {uid: labels.get(uid) for uid in {*before, *labels} if before.get(uid) != labels.get(uid)}
+        for job in self._table.jobs.values():
+            for pod in job.pods.values():
+                if pod.uid in changed:
+                    patch = PatchPod(pod.name, pod.uid, labels={FAULT_TYPE: changed[pod.uid]})
+                    self._tasks.create_task(self._carrier.carry(job, patch))
+
+    def _labels_found(self) -> None:
+        """SubHealth that a ClusterD before us has written, of faults that may be over since; but not for a hot switch.
+        (Separate stays with the pod.)"""
+        wanted = dict(self._labelled)
+        for job in self._table.jobs.values():
+            for pod in job.pods.values():
+                if pod.labels.get(FAULT_TYPE) == SUB_HEALTH and VOLCANO not in pod.annotations:
+                    self._labelled.setdefault(pod.uid, SUB_HEALTH)
+        self._labels_changed(wanted)
+
+    # What services ask for: recovery.
+
+    def job(self, job: str) -> Job | None:
+        return self._table.jobs.get(job)
+
+    def leads(self, job: str) -> bool:
+        return self._recoveries.leads(job)
+
+    def registered(self, job: str) -> bool:
+        return job in self._recoveries
+
+    def super_pod(self, node: str) -> int | None:
+        return self._faults.super_pod(node)
+
+    async def init(self, job: str) -> Reply:
+        found = await self._find(job)
+        return replies.unresolved(job, "there is no such job") if found is None else self._recoveries.init(found)
+
+    async def register(self, job: str) -> Reply:
+        self._check()
+        if job in self._recoveries:
+            return replies.registered()
+        if not self._recoveries.is_inited(job):
+            return replies.not_inited(job)
+        found = await self._find(job)
+        return replies.no_job(job) if found is None else await self._recoveries.register(found)
+
+    async def report(self, job: str, report: Report) -> Reply:
+        self._check()
+        return await self._recoveries.report(job, report)
+
+    async def order(self, job: str, order: Order) -> bool:
+        self._check()
+        return await self._recoveries.order(job, order)
+
+    async def signals(self, job: str) -> Subscription[Signal] | None:
+        self._check()
+        return await self._recoveries.signals(job)
+
+    async def nic_orders(self, job: str) -> Subscription[NotifyNics] | None:
+        self._check()
+        return self._recoveries.nic_orders(job)
+
+    async def stress_orders(self, job: str) -> Subscription[NotifyStress] | None:
+        self._check()
+        return self._recoveries.stress_orders(job)
+
+    def answers(self, job: str, about: About) -> Subscription[str] | None:
+        return self._recoveries.answers(job, about)
+
+    def _check(self) -> None:
+        if not self.ready.is_set():
+            raise Unavailable("ClusterD has only begun to look at the cluster")
+
+    async def _find(self, job: str) -> Job | None:
+        self._check()
+        if job not in self._table.jobs and job:
+            await self.observer.until_job(job, JOB_PATIENCE)
+            self._look()
+        return self._table.jobs.get(job)
+
+    # What services ask for: faults, jobs and the rest.
+
+    def jobs_of(self, name: str) -> Sequence[str]:
+        if name in self._table.jobs:
+            return [name]
+        return sorted(self._by_service.get(name, ())) if name else []
+
+    def faults(self) -> Mapping[str, JobFaults]:
+        return self._faults.now
+
+    def fault_changes(self, jobs: Collection[str] | None = None) -> Subscription[JobFaults]:
+        return self._faults.subscribe(jobs)
+
+    def summaries(self) -> Mapping[str, Summary]:
+        return self._summaries.now
+
+    def summary_changes(self) -> Subscription[Summary]:
+        return self._summaries.subscribe()
+
+    def rank_tables(self, job: str) -> Subscription[str]:
+        return self._rank_tables.subscribe(job)
+
+    def public_fault_resources(self) -> frozenset[str]:
+        return self._faults.public_resources()
+
+    async def public_fault(self, message: Mapping[str, object]) -> str:
+        self._check()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._faults.public_fault(message)
+        except TimeoutError:
+            raise Unavailable("what is wrong can't be kept now") from None
+
+    async def trace(self, namespace: str, name: str) -> Mapping[str, str] | None:
+        with _available():
+            return await self._traces.get(namespace, name)
+
+    async def set_trace(self, namespace: str, name: str, switches: Mapping[str, str]) -> bool:
+        if self.observer.jobs.get(name, namespace) is None:
+            return False
+        with _available():
+            await self._traces.set(namespace, name, switches)
+        return True
+
+    def trace_changes(self, job: str) -> Subscription[Mapping[str, str]]:
+        return self._traces.subscribe(lambda: self._table.jobs.get(job))
+
+
+@contextlib.contextmanager
+def _available() -> Iterator[None]:
+    try:
+        yield
+    except (ApiError, OSError, TimeoutError) as error:
+        raise Unavailable(f"the API server does not do it: {error}") from None

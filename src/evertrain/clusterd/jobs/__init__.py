@@ -1,0 +1,1 @@
+"""The jobs of the cluster: what they are, and what others are told of them."""

@@ -1,0 +1,1 @@
+"""One pure state machine per job for every flow of a recovery."""
