@@ -15,6 +15,8 @@ Variables = dict[str, "str | Object"]
 
 MAX_CHIPS = 1024
 """Of a pod. There is no such node; a job that asks for more waits for ever, and needs no list of its ranks."""
+PROCESSES = {names.PYTORCH: "LOCAL_WORLD_SIZE", names.MINDSPORE: "MS_LOCAL_WORKER", names.TENSORFLOW: "CM_LOCAL_WORKER"}
+"""How many processes a pod has. Only its chips tell us, or a user who writes it: a command may hide it anywhere."""
 
 PYTORCH_TOKENS = {
     "recover": ("recover",),
@@ -33,16 +35,21 @@ MINDSPORE_TOKENS = {
 }
 
 
-def environment(job: Job, kind: str, index: int, leader: tuple[str, str], clusterd: str) -> list[Object]:
+def environment(
+    job: Job, kind: str, index: int, leader: tuple[str, str], clusterd: str, *, token: bool = False
+) -> list[Object]:
     """The environment of that pod's `ascend` container: the user's, then ours. `leader` is the address and port of the
-    leader's service, `clusterd` the address of ClusterD."""
+    leader's service, `clusterd` the address of ClusterD, `token` says that the job has one to show there."""
     own = ascend_container(job.template(kind)).get("env") or []
     if job.is_inference_service:
         return _merged(own, _service_variables(job, clusterd))
     if job.framework == names.MINDSPORE and job.leader is None:
         return list(own)
     variables = _common(job, kind, index, clusterd)
-    framework = _framework(job, kind, index, leader)
+    if token:
+        reference = {"name": job.token_secret_name, "key": names.TOKEN_KEY}
+        variables[names.TOKEN_VARIABLE] = {"secretKeyRef": reference}
+    framework = _framework(job, kind, index, leader, _sizes(job, kind))
     if job.chips[1] == 0:
         written = {variable.get("name") for variable in own}
         framework = {name: value for name, value in framework.items() if name not in written}
@@ -100,19 +107,33 @@ def _flag(value: object) -> str:
     return "true" if value else "false"
 
 
-def _sizes(job: Job) -> tuple[str, str, str] | None:
+def _sizes(job: Job, kind: str) -> tuple[str, str, str] | None:
     """Processes of a pod, processes in all, local ranks. None with dynamic vNPUs: known only once the chip is cut."""
     resource, chips = job.chips
     if resource == names.DYNAMIC_NPU or chips > MAX_CHIPS:
         return None
     if job.is_soft_share:
         return "1", str(job.training_pods), "0"
-    processes = max(1, chips)  # without chips, each pod is one process
+    processes = chips or _written_processes(job, kind)
     return str(processes), str(processes * job.training_pods), ",".join(map(str, range(processes)))
 
 
-def _framework(job: Job, kind: str, index: int, leader: tuple[str, str]) -> Variables:
-    rank, sizes = str(job.rank(kind, index)), _sizes(job)
+def _written_processes(job: Job, kind: str) -> int:
+    """Of a pod without chips; one, if nobody says how many. A leader that only coordinates is told by the workers'."""
+    for each in (kind, *job.types):
+        for variable in ascend_container(job.template(each)).get("env") or ():
+            if variable.get("name") == PROCESSES.get(job.framework):
+                text = str(variable.get("value") or "")
+                number = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+                if 0 < number <= MAX_CHIPS:
+                    return number
+    return 1
+
+
+def _framework(
+    job: Job, kind: str, index: int, leader: tuple[str, str], sizes: tuple[str, str, str] | None
+) -> Variables:
+    rank = str(job.rank(kind, index))
     host, port = leader
     variables: Variables = {}
     if job.framework == names.PYTORCH:

@@ -135,6 +135,15 @@ class Job:
         """The recover-strategy annotation; empty if there is none."""
         return [name for name in self.annotations.get(names.RECOVER_STRATEGY, "").split(",") if name]
 
+    @cached_property
+    def standby_pods(self) -> int:
+        """How many pods stand by for one that is replaced; 0 where processes of a new pod are not taken in, or where a
+        pod's environment depends on its rank."""
+        wanted = _number(self.annotations.get(names.STANDBY_PODS)) or 0
+        usable = self.framework == names.PYTORCH and names.WORKER in self.types and "recover" in self.strategies
+        fixed = self.super_pod_block > 0 or names.SUPER_POD_AFFINITY in self.labels or self.is_soft_share
+        return max(0, min(wanted, names.MAX_STANDBY_PODS)) if usable and not fixed else 0
+
     @property
     def retry_times(self) -> int:
         """How often failed pods are to be restarted; 0 if they are not."""
@@ -152,7 +161,13 @@ class Job:
     @property
     def replaces_single_pods(self) -> bool:
         """A failed pod is replaced alone; otherwise all pods of the job start again together."""
-        return self.labels.get(names.POD_RESCHEDULING) == "on" or bool(self.strategies)
+        by_label = self.labels.get(names.POD_RESCHEDULING) == "on"
+        return by_label or self.annotations.get(names.RECOVER_POLICY_PATH) == "pod"
+
+    @property
+    def takes_in_new_processes(self) -> bool:
+        """Ranks that are left go on with those of a new pod, whichever it is: even the one with rank 0."""
+        return not names.JOINING_STRATEGIES.isdisjoint(self.strategies)
 
     @cached_property
     def super_pod_block(self) -> int:
@@ -178,6 +193,11 @@ class Job:
     @property
     def pod_group_name(self) -> str:
         return f"{self.name}-{self.uid}"
+
+    @property
+    def token_secret_name(self) -> str:
+        """Not that of an earlier job of the same name, whose Secret may still be there when the first pods start."""
+        return f"{self.name}{names.TOKEN_SECRET}-{self.uid}"
 
     def rank(self, kind: str, index: int) -> int:
         """The rank of a pod. A leader that doesn't train shares rank 0 with the first worker."""

@@ -36,10 +36,18 @@ SOFT_SHARE = tuple(f"huawei.com/scheduler.softShareDev.{name}" for name in ("aic
 
 # Annotations of a job.
 RECOVER_STRATEGY = "recover-strategy"
+JOINING_STRATEGIES = frozenset({"recover", "recover-in-place", "elastic-training"})
+"""With these, processes that are left take in new ones."""
+STANDBY_PODS = "standby-pods"
+"""How many pods stand by, started, for those that are replaced."""
+MAX_STANDBY_PODS = 16
 SP_BLOCK = "sp-block"
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 AFFINITY_CONFIG = "huawei.com/affinity-config"
 MULTILEVEL = "multilevel"
+RECOVER_POLICY_PATH = "huawei.com/recover_policy_path"
+PLATFORM_STRATEGY = "ProcessRecoverStrategy"
+"""On the PodGroup: a platform outside of the cluster deals with the job's faults."""
 
 # Labels and annotations of pods.
 GROUP_NAME_LABEL = "group-name"
@@ -54,7 +62,13 @@ POD_VERSION = "version"
 RANK_INDEX = "hccl/rankIndex"
 GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
 TASK_SPEC = "volcano.sh/task-spec"
-POD_TYPE, BACKUP = "podType", "backup"
+POD_TYPE, BACKUP, STANDBY = "podType", "backup", "standby"
+IN_HOT_SWITCH = "inHotSwitchFlow"
+OPERATOR_ORDER, ORDER_CREATE, ORDER_DELETE = "needOperatorOpe", "create", "delete"
+SCHEDULER_ORDER = "needVolcanoOpe"
+FAULT_TYPE = "fault-type"
+"""Label of a pod: ClusterD knows of a fault of it."""
+BACKUP_NAME, BACKUP_SOURCE = "backupNewPodName", "backupSourcePodName"
 DEVICE_CONFIGURATIONS = (
     "ascend.kubectl.kubernetes.io/ascend-910-configuration",
     "ascend.kubectl.kubernetes.io/ascend-npu-configuration",
@@ -72,6 +86,14 @@ VOLCANO = "volcano"
 DEFAULT_QUEUE = "default"
 CLUSTERD_NAMESPACE, CLUSTERD_SERVICE = "mindx-dl", "clusterd-grpc-svc"
 CLUSTERD_DOMAIN = f"{CLUSTERD_SERVICE}.{CLUSTERD_NAMESPACE}.svc.cluster.local"
+TOKEN_VARIABLE, TOKEN_SECRET, TOKEN_KEY = "EVERTRAIN_TOKEN", "-clusterd-token", "token"
+"""The variable with the job's token for ClusterD, the middle of the name of the Secret that holds it, its key."""
+TLS_VARIABLES = {"TASKD_TLS_CA": "ca.crt", "TASKD_TLS_CERT": "tls.crt", "TASKD_TLS_KEY": "tls.key"}
+TLS_VOLUME, TLS_FOLDER = "evertrain-tls", "/etc/evertrain/tls"
+"""Certificates in that Secret: the variables that name their files, in this folder of the container that trains."""
 RETRY_CONFIG_NAMESPACE, RETRY_CONFIG, RETRY_KEY = "volcano-system", "vcjob-fault-npu-cm", "remain-retry-times"
 RANK_TABLE_VOLUME = "ranktable"
+PLACE_VOLUME, PLACE_FOLDER, PLACE_FILE = "taskd-place", "/etc/taskd-place", "rank"
+PLACE_VARIABLE = "TASKD_PLACE_FILE"
+"""Where a pod that stands by reads which place it has; the file is empty until it has one."""
 RANK_TABLE_CONFIG = "rings-config-"

@@ -19,6 +19,17 @@ class Closed:
     message: str
 
 
+_NOT_RUNNING = (
+    "volcano-scheduler is maybe not running, execute command to check the status: "
+    "kubectl get pod -n volcano-system -l app=volcano-scheduler"
+)
+NO_GROUPS = Closed(
+    POD_GROUP_NOT_INITIALIZED,
+    f"{_NOT_RUNNING}. This cluster has no PodGroups: install Volcano, or run the operator with "
+    "-enableGangScheduling=false",
+)
+
+
 def pod_group(job: Job) -> Object:
     labels, annotations = dict(job.labels), dict(job.annotations)
     if names.RECOVER_STRATEGY in annotations and labels:
@@ -77,11 +88,7 @@ def resized(job: Job, current: Object) -> Object:
 def gate(current: Object) -> Closed | None:
     phase = (current.get("status") or {}).get("phase") or ""
     if not phase:
-        return Closed(
-            POD_GROUP_NOT_INITIALIZED,
-            "volcano-scheduler is maybe not running, execute command to check the status: "
-            "kubectl get pod -n volcano-system -l app=volcano-scheduler",
-        )
+        return Closed(POD_GROUP_NOT_INITIALIZED, _NOT_RUNNING)
     if phase == "Pending":
         return Closed(POD_GROUP_PENDING, "the cluster resource is not enough")
     return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from evertrain.acjob import names
 from evertrain.acjob.job import Job, ascend_container, npu_request
-from evertrain.acjob.pods import is_backup, is_going, place
+from evertrain.acjob.pods import is_extra, is_going, place
 from evertrain.acjob.ranktable_v2 import rank_list
 from evertrain.kube.port import Object
 
@@ -111,7 +111,7 @@ def build(job: Job, pods: Sequence[Object]) -> Object:
 def _wants_chips(job: Job, pod: Object) -> bool:
     where = place(job, pod)
     kind = where[0] if where is not None and where[0] in job.types else job.types[0]
-    return npu_request(ascend_container(job.template(kind)))[1] > 0 and not is_backup(pod)
+    return npu_request(ascend_container(job.template(kind)))[1] > 0 and not is_extra(pod)
 
 
 def _configuration(pod: Object) -> str | None:

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import secrets
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -90,8 +91,16 @@ def write_private(path: Path, content: bytes) -> None:
 
 def _usable(path: Path, host: str = "") -> bool:
     try:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError):
+        return is_usable(path.read_bytes(), host)
+    except OSError:
+        return False
+
+
+def is_usable(pem: bytes, host: str = "") -> bool:
+    """It is a certificate, is valid for some time to come, and has that name."""
+    try:
+        found = x509.load_pem_x509_certificate(pem)
+    except ValueError:
         return False
     if found.not_valid_after_utc < datetime.now(UTC) + timedelta(days=_RENEW_DAYS):
         return False
@@ -108,12 +117,22 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _save(path: Path, certificate: x509.Certificate, key_path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    write_private(
-        key_path,
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
-    write_private(path, certificate.public_bytes(serialization.Encoding.PEM))
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+    @classmethod
+    def of(cls, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+        form = serialization.PrivateFormat.PKCS8
+        text = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        return cls(certificate.public_bytes(serialization.Encoding.PEM), text)
+
+    def save(self, path: Path, key_path: Path) -> None:
+        write_private(key_path, self.key)
+        write_private(path, self.certificate)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
@@ -131,6 +150,10 @@ def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePubl
 
 
 def _make_authority(path: Path, key_path: Path) -> None:
+    new_authority().save(path, key_path)
+
+
+def new_authority() -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     # A name of its own: two clusters on one machine must not be taken for one.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"evertrain-ca-{secrets.token_hex(4)}")])
@@ -153,22 +176,29 @@ def _make_authority(path: Path, key_path: Path) -> None:
         )
         .sign(key, hashes.SHA256())
     )
-    _save(path, certificate, key_path, key)
+    return Pair.of(certificate, key)
 
 
 def _make_certificate(path: Path, key_path: Path, authority: Path, authority_key: Path, host: str) -> None:
-    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-    signer = serialization.load_pem_private_key(authority_key.read_bytes(), None)
+    signer = Pair(authority.read_bytes(), authority_key.read_bytes())
+    signed("evertrain-apiserver", (*_NAMES, "127.0.0.1", "::1", host), signer).save(path, key_path)
+
+
+def signed(name: str, hosts: Sequence[str], authority: Pair, *, client: bool = False) -> Pair:
+    """A certificate for a server by these names; with `client` also for one that connects to others."""
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    signer = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "evertrain-apiserver")])
-    names = dict.fromkeys([*map(_general_name, (*_NAMES, "127.0.0.1", "::1", host))])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    names = dict.fromkeys(map(_general_name, hosts))
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH] + [ExtendedKeyUsageOID.CLIENT_AUTH] * client
     certificate = (
         _builder(subject, issuer.subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(list(names)), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
     )
-    _save(path, certificate, key_path, key)
+    return Pair.of(certificate, key)

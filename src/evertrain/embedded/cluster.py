@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 import yaml
 
 from evertrain.acjob import crd
-from evertrain.embedded import instance, volcano
+from evertrain.clusterd.shell import DATABASE as TIMELINE
+from evertrain.clusterd.shell import ClusterD
+from evertrain.embedded import clusterd, instance, volcano
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
@@ -48,6 +50,8 @@ from evertrain.kube.port import (
     Kube,
     Object,
 )
+from evertrain.noded.daemon import NodeDaemon
+from evertrain.noded.sources import Sources
 from evertrain.operator.shell import RANK_TABLES, Operator
 
 logger = logging.getLogger(__name__)
@@ -71,6 +75,10 @@ class Settings:
     port: int = 0
     """Of the API server; 0: the one of the last time if it is free."""
     operator: bool = True
+    clusterd: str = clusterd.FREE
+    """Where ClusterD serves, HOST:PORT on the loopback interface; empty: there is none."""
+    clusterd_insecure: bool = False
+    """It asks nobody for a token."""
     node_grace: float = 40.0
     """Seconds without a heartbeat after which a node is not ready."""
 
@@ -96,6 +104,9 @@ class Cluster:
         self.kubeconfig = settings.kubeconfig or settings.folder / instance.KUBECONFIG
         self.taken_over = False
         """Did the cluster before end without order?"""
+        self.clusterd = ""
+        """Where ClusterD serves; empty if it doesn't."""
+        self._environment: dict[str, str] = {}
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Cluster:
@@ -104,7 +115,7 @@ class Cluster:
             async with self._stack:
                 await self._start()
                 self._stack = self._stack.pop_all()
-        except instance.InUse as error:
+        except (instance.InUse, clusterd.Unusable) as error:
             raise CannotStart(str(error)) from None
         except (sqlite3.OperationalError, NotStored, ApiError) as error:
             raise CannotStart(f"{self.settings.folder / DATABASE} can't be used: {error}") from None
@@ -135,12 +146,18 @@ class Cluster:
             return LocalKube(api, manager=manager)
 
         await install(port("evertrain"))
+        place = await self._place_of_clusterd(port("evertrain"))
         # Secrets are in the volumes; the directory around it may be the user's own, and open to others.
         (folder / "nodes").mkdir(mode=0o700, exist_ok=True)
         machine = Machine(port("kubelet"), folder / "nodes")
         nodes = {f"node-{number}": number for number in range(settings.nodes)}
-        fleet = Fleet(port("fleet"), nodes, lambda name: self._make_node(machine, name, nodes[name]))
-        keys = credentials(folder / "keys")
+        facts = Sources(port("noded"))
+        fleet = Fleet(
+            port("fleet"), nodes, lambda name: self._make_node(machine, name, nodes[name], facts, port("noded"))
+        )
+        keys = credentials(folder / clusterd.KEYS)
+        security = clusterd.security(folder, settings.clusterd_insecure or place is None)
+        token_of = security.tokens.job if security.tokens is not None else lambda uid: ""
         server = self._listen(api, keys, fleet)
         await server.start()
         stack.push_async_callback(server.stop)
@@ -152,14 +169,31 @@ class Cluster:
             "scheduler": lambda: Scheduler(port("volcano-scheduler")),
         }
         if settings.operator:
-            parts["operator"] = lambda: Operator(port("ascend-operator"), rank_tables=folder / "ranktables")
-        await stack.enter_async_context(_running({"kubelet": lambda: machine}))
+            parts["operator"] = lambda: Operator(
+                port("ascend-operator"), rank_tables=folder / "ranktables", token_of=token_of
+            )
+        if place is not None:
+            timeline = folder / TIMELINE
+            parts["ClusterD"] = lambda: ClusterD(
+                port("clusterd"), place.sockets, security, timeline=timeline, chips=True
+            )
+        await stack.enter_async_context(_running({"kubelet": lambda: machine, "noded": lambda: facts}))
         await stack.enter_async_context(fleet)
         await stack.enter_async_context(_running(parts))
         write_kubeconfig(self.kubeconfig, server.url, keys, name=NAME)
         claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
 
-    def _make_node(self, machine: Machine, name: str, number: int) -> VirtualNode:
+    async def _place_of_clusterd(self, kube: Kube) -> clusterd.Place | None:
+        if not self.settings.clusterd:
+            await clusterd.leave(kube)
+            return None
+        place = await clusterd.take_place(kube, self.settings.clusterd)
+        self._stack.callback(place.close)
+        self.clusterd = place.address
+        self._environment = place.environment()
+        return place
+
+    def _make_node(self, machine: Machine, name: str, number: int, facts: Sources, kube: Kube) -> VirtualNode:
         settings = self.settings
         lease = min(LEASE_SECONDS, settings.node_grace / 2)
         config = NodeConfig(
@@ -168,10 +202,16 @@ class Cluster:
             npus=settings.npus,
             labels=settings.labels,
             lease_seconds=lease,
+            environment=self._environment,
             # Where the operator puts rank tables, and where jobs look for them.
             host_paths={str(RANK_TABLES): settings.folder / "ranktables"},
         )
-        return VirtualNode(machine, config)
+
+        def noded() -> Part:
+            # Without detectors: what is wrong with this machine would be wrong with each of its virtual nodes.
+            return NodeDaemon(kube, name, facts)
+
+        return VirtualNode(machine, config, [lambda: _keep(f"noded of {name}", noded)])
 
     def _listen(self, api: Api, keys: Credentials, fleet: Fleet) -> ApiServer:
         """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again."""

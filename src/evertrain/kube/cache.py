@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
-from evertrain.kube.port import ApiError, Change, Gone, Kind, Kube, Object
+from evertrain.kube.port import ApiError, Change, Gone, Kind, Kube, NotFound, Object
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,10 @@ class Cache:
         self._waiting: set[asyncio.Future[None]] = set()
         self.synced = asyncio.Event()
         """Set once everything that existed at the start is here."""
+        self.answered = asyncio.Event()
+        """Set once that is so, or the server has said that it has no such kind."""
+        self.is_served = True
+        """Does the server have this kind? It may get it later."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -70,25 +74,28 @@ class Cache:
     def select(self, index: str, value: str) -> list[Object]:
         return list(self._indices[index][1].get(value, {}).values())
 
-    async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
+    async def until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Waits until a change in the cache makes the condition true; False if it doesn't in time."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        while not condition():
-            changed: asyncio.Future[None] = loop.create_future()
-            self._waiting.add(changed)
-            try:
-                await asyncio.wait_for(changed, deadline - loop.time())
-            except TimeoutError:
-                return condition()
-            finally:
-                self._waiting.discard(changed)
+        try:
+            async with asyncio.timeout(timeout):
+                while not condition():
+                    changed: asyncio.Future[None] = loop.create_future()
+                    self._waiting.add(changed)
+                    try:
+                        await changed
+                    finally:
+                        self._waiting.discard(changed)
+        except TimeoutError:
+            return condition()
         return True
 
     async def run(self) -> None:
         """Keeps the cache current until it is cancelled."""
         version = ""
         failures = 0
+        told = ""
+        """That there is no such kind is said once."""
         while True:
             began = time.monotonic()
             try:
@@ -112,20 +119,28 @@ class Cache:
             if time.monotonic() - began >= SHORT_LIVED:
                 failures = 0
             delay = min(MAX_DELAY, FIRST_DELAY * 2**failures) * random.uniform(0.5, 1.0)
-            if error is not None:
+            if error is not None and str(error) != told:
                 logger.info("%s: %s; again in %.2f s", self.kind.kind, error, delay)
+            told = str(error or "") if not self.is_served else ""
             failures = min(failures + 1, 16)
             await asyncio.sleep(delay)
 
     async def refresh(self) -> str:
         """Lists everything; the version of the list."""
-        listing = await self._kube.list(self.kind, self._namespace, labels=self._labels, fields=self._fields)
+        try:
+            listing = await self._kube.list(self.kind, self._namespace, labels=self._labels, fields=self._fields)
+        except NotFound:
+            self.is_served = False
+            self.answered.set()
+            raise
+        self.is_served = True
         current = {key_of(item): item for item in listing.items}
         for key in [key for key in self._items if key not in current]:
             self._set(key, None)
         for key, item in current.items():
             self._set(key, item)
         self.synced.set()
+        self.answered.set()
         self._wake()
         return listing.resource_version
 
@@ -154,7 +169,11 @@ class Cache:
         else:
             self._items[key] = item
         for listener in self._listeners:
-            listener(before, item)
+            try:
+                listener(before, item)
+            except Exception:
+                # Users write these objects. One that a listener can't bear must not end the watch for all others.
+                logger.exception("%s %s/%s", self.kind.kind, *key)
 
     def _insert(self, index: str, key: Key, item: Object) -> None:
         value_of, found = self._indices[index]

@@ -6,9 +6,13 @@ used: they drop fields that they don't know, and an operator that writes an obje
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import random
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -26,7 +30,19 @@ POOL_TIMEOUT = 60.0
 """A burst of requests waits for a free connection longer than a server may take to answer one."""
 WATCH_SECONDS = 240
 """The server is asked to end a watch after about this time; a watch that is silent for longer than that is dead."""
+ANSWER_TIMEOUT = 30.0
+"""Until a watch has begun."""
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""A server that is gone without a word, or a path to it that drops everything, looks like one that has no news. So the
+kernel asks it, and ends the connection when there was no answer for 30 seconds."""
 PAGE = 500
+NO_ANSWER = "none"
 JSON, MERGE_PATCH, APPLY_PATCH = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
 
 
@@ -43,6 +59,8 @@ class Client:
             raise ValueError(f"context {config.context_name} of the kubeconfig names no user")
         self._http = client_adapter.AsyncClient(config, parameters)
         self.namespace = config.namespace
+        self.answers: Counter[tuple[str, str]] = Counter()
+        """How many there were, by method and status; NO_ANSWER if there was none."""
 
     @classmethod
     def from_kubeconfig(cls, path: str | Path, context: str | None = None) -> Client:
@@ -91,18 +109,38 @@ class Client:
             "timeoutSeconds": str(seconds),
         }
         timeout = httpx.Timeout(REQUEST_TIMEOUT, read=seconds + 30.0, pool=POOL_TIMEOUT)
+        request = self._http.build_request("GET", _path(kind, namespace), params=parameters, timeout=timeout)
         try:
-            async with self._http.stream("GET", _path(kind, namespace), params=parameters, timeout=timeout) as response:
+            response = await self._begun(request)
+            try:
                 if response.status_code >= 400:
                     await response.aread()
                     raise _error(response)
                 async for line in response.aiter_lines():
                     if line:
                         yield _change(line)
+            finally:
+                await response.aclose()
         except httpx.TimeoutException as error:
             raise TimeoutError(_text(error)) from error
         except httpx.TransportError as error:
             raise ConnectionError(_text(error)) from error
+
+    async def _begun(self, request: Any) -> Any:
+        """The response to a watch, of which only the head has come."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                response = await self._counted("GET", self._http.send(request, stream=True))
+        except TimeoutError:
+            raise TimeoutError(f"the watch has not begun within {ANSWER_TIMEOUT:g} s") from None
+        # The client could be told to do this for all its connections, but it forgets it for those through a proxy.
+        stream = response.extensions.get("network_stream")
+        connection = stream.get_extra_info("socket") if stream is not None else None
+        if connection is not None:
+            with contextlib.suppress(OSError):  # who reads of it is told soon enough that it is closed
+                for option in KEEPALIVE:
+                    connection.setsockopt(*option)
+        return response
 
     async def create(self, kind: Kind, item: Object) -> Object:
         return _decode(await self._send("POST", _path(kind, _namespace(item)), body=item))
@@ -132,13 +170,15 @@ class Client:
         namespace: str | None = None,
         *,
         uid: str = "",
+        version: str = "",
         grace: int | None = None,
         policy: str = "Background",
     ) -> None:
         """With policy "Foreground" the object is there until what belongs to it is gone, the pods of a job say."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        if uid or version:
+            asked = {"uid": uid, "resourceVersion": version}
+            options["preconditions"] = {name: value for name, value in asked.items() if value}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         await self._send("DELETE", _path(kind, namespace, name), body=options)
@@ -158,6 +198,15 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
+    async def _counted(self, method: str, sending: Awaitable[Any]) -> Any:
+        status = NO_ANSWER
+        try:
+            response = await sending
+            status = str(response.status_code)
+            return response
+        finally:
+            self.answers[method, status] += 1
+
     async def _send(
         self,
         method: str,
@@ -170,7 +219,8 @@ class Client:
         content = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": "application/json"} if body is None else {"Content-Type": content_type}
         try:
-            response = await self._http.request(method, path, params=parameters, content=content, headers=headers)
+            sending = self._http.request(method, path, params=parameters, content=content, headers=headers)
+            response = await self._counted(method, sending)
         except httpx.TimeoutException as error:
             raise TimeoutError(_text(error)) from error
         except httpx.TransportError as error:

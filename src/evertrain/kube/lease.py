@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from evertrain.kube import namespaces
 from evertrain.kube.port import LEASE, AlreadyExists, ApiError, Conflict, Kube, NotFound, Object
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,10 @@ DURATION, DEADLINE, PERIOD = 15.0, 10.0, 2.0
 
 class LostLeadership(Exception):
     """Somebody else may lead now."""
+
+
+class CannotLead(Exception):
+    """Nobody ever will, as things are here. The text is for the user."""
 
 
 @dataclass
@@ -74,11 +79,14 @@ class Leader:
         self._name, self._namespace, self.me = name, namespace, me
         self._duration, self._deadline, self._period = duration, deadline, period
         self._sighting = Sighting()
+        self._asked = 0.0
+        """When the server was last asked, by the loop's clock."""
         self.leads = False
         """Is the work under way, or does somebody else do it?"""
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Waits for leadership, then runs `work`. Raises LostLeadership, with the work cancelled, when it is lost."""
+        """Waits for leadership, then runs `work`. Raises LostLeadership, with the work cancelled, when it is lost.
+        Raises CannotLead."""
         while not await self._try():
             await asyncio.sleep(self._period)
         logger.info("%s leads (%s)", self.me, self._name)
@@ -98,19 +106,24 @@ class Leader:
                 task.result()
 
     async def _keep(self) -> None:
-        loop = asyncio.get_running_loop()
-        renewed = loop.time()
+        """Time counts from before the request on: when the server has dealt with it nobody here knows."""
+        renewed = self._asked
         while True:
-            await asyncio.sleep(self._period)
-            if await self._try():
-                renewed = loop.time()
-            elif loop.time() - renewed + self._period > self._deadline:
-                raise LostLeadership(f"{self.me} could not renew {self._name} for {self._deadline:g} s")
+            try:
+                async with asyncio.timeout_at(renewed + self._deadline):
+                    await asyncio.sleep(self._period)
+                    while not await self._try(leads=True):
+                        await asyncio.sleep(self._period)
+            except TimeoutError:
+                text = f"{self.me} could not renew {self._name} for {self._deadline:g} s"
+                raise LostLeadership(text) from None
+            renewed = self._asked
 
-    async def _try(self) -> bool:
-        """Takes or renews the lease; False if it is another's or can't be reached."""
+    async def _try(self, *, leads: bool = False) -> bool:
+        """Takes or renews the lease; False if it is another's or can't be reached. Who leads and finds that somebody
+        else has or had it meanwhile has lost it, however free it is by now."""
         loop = asyncio.get_running_loop()
-        now = datetime.now(UTC)
+        self._asked, now = loop.time(), datetime.now(UTC)
         try:
             async with asyncio.timeout(self._period):
                 try:
@@ -118,9 +131,12 @@ class Leader:
                 except NotFound:
                     metadata = {"name": self._name, "namespace": self._namespace}
                     fresh = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata}
-                    await self._kube.create(LEASE, taken(fresh, self.me, now, self._duration))
+                    await self._create(taken(fresh, self.me, now, self._duration))
                     return True
                 self._sighting.look(lease, loop.time())
+                holder = (lease.get("spec") or {}).get("holderIdentity")
+                if leads and holder != self.me:
+                    raise LostLeadership(f"{self.me} does not lead any more: {self._name} is {holder or 'nobody'}'s")
                 if not self._sighting.is_free(self.me, loop.time()):
                     return False
                 await self._kube.replace(LEASE, taken(lease, self.me, now, self._duration))
@@ -130,6 +146,19 @@ class Leader:
         except (ApiError, OSError, TimeoutError) as error:
             logger.info("lease %s: %s", self._name, error)
             return False
+
+    async def _create(self, lease: Object) -> None:
+        try:
+            await self._kube.create(LEASE, lease)
+        except NotFound:  # of its namespace
+            try:
+                await namespaces.make(self._kube, self._namespace)
+            except ApiError as error:
+                if error.code != 403:
+                    raise
+                text = f"namespace {self._namespace}, where the lease {self._name} has to be, is missing; make it"
+                raise CannotLead(f"{text} ({error})") from None
+            await self._kube.create(LEASE, lease)
 
     async def _release(self) -> None:
         """So that the next one needn't wait."""

@@ -118,9 +118,16 @@ class Kube(Protocol):
         ...
 
     async def delete(
-        self, kind: Kind, name: str, namespace: str | None = None, *, uid: str = "", grace: int | None = None
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        version: str = "",
+        grace: int | None = None,
     ) -> None:
-        """Delete; with `uid` only that very object (Conflict otherwise)."""
+        """Delete; with `uid` only that very object, with `version` only as it was then (Conflict otherwise)."""
         ...
 
     async def bind(self, pod: Object, node: str, annotations: Mapping[str, str] | None = None) -> None:

@@ -1,106 +1,87 @@
 """`python -m evertrain.operator`: the operator for a cluster that exists, in a pod of it or beside it.
 
-The options of the original are understood, with one dash as it writes them. Those that say how it logs are accepted and
-do nothing: the operator logs to its standard error and leaves rotation to whoever collects it.
+The options of the original are understood, with one dash as it writes them.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import logging
 import os
-import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evertrain import __version__
-from evertrain.kube.client import Client
-from evertrain.kube.lease import Leader, LostLeadership
+from evertrain.acjob import names
+from evertrain.clusterd.services.tokens import Tokens
+from evertrain.kube import daemon
+from evertrain.kube.daemon import CannotStart
+from evertrain.kube.lease import Leader
+from evertrain.kube.metrics import page
+from evertrain.operator.metrics import Figures
 from evertrain.operator.shell import RANK_TABLES, WORKERS, Operator
 
-LEVELS = {-1: logging.DEBUG, 0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.CRITICAL}
-IGNORED = ("logFile", "maxAge", "maxBackups", "isCompress", "kubeApiQps", "tls-cert-file", "tls-private-key-file")
-
-
-def boolean(text: str) -> bool:
-    if text.lower() in ("1", "t", "true"):
-        return True
-    if text.lower() in ("0", "f", "false"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-
-
-def port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
-    return int(text)
-
-
-class CannotStart(Exception):
-    """The text is for the user."""
+HEALTH_PORT = 11251
+TLS_FILES = tuple(names.TLS_VARIABLES.values())
+IGNORED = ("kubeApiQps", "tls-cert-file", "tls-private-key-file")
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="evertrain operator", description="Runs AscendJobs.")
 
-    def flag(name: str, default: bool, text: str) -> None:
-        found.add_argument(f"-{name}", f"--{name}", type=boolean, nargs="?", const=True, default=default, help=text)
-
-    flag("enableGangScheduling", True, "start the pods of a job together, by a PodGroup")
-    flag("leader-elect", False, "let only one of several operators act, by a Lease")
-    flag("enable-healthz", False, "answer GET / on the health port")
-    found.add_argument("-healthz-address", "--healthz-address", type=port, default=11251, metavar="PORT")
-    found.add_argument("-kubeconfig", "--kubeconfig", type=Path, help="default: the pod's service account, $KUBECONFIG")
+    daemon.add_flag(found, "enableGangScheduling", True, "start the pods of a job together, by a PodGroup")
+    daemon.add_flag(found, "leader-elect", False, "let only one of several operators act, by a Lease")
+    daemon.add_health(found, HEALTH_PORT)
     found.add_argument("-namespace", "--namespace", help="only jobs of this namespace; default: all")
-    found.add_argument("-logLevel", "--logLevel", type=int, choices=LEVELS, default=0, help="-1 debug to 3 critical")
     found.add_argument("-kubeApiBurst", "--kubeApiBurst", type=int, default=32, help="requests under way at once")
     found.add_argument("--workers", type=int, default=WORKERS, help="jobs looked at at once")
     found.add_argument("--ranktable-dir", type=Path, default=RANK_TABLES, help="folder of rank tables as files")
-    found.add_argument("-version", "--version", action="version", version=f"ascend-operator version: {__version__}")
-    for name in IGNORED:
-        found.add_argument(f"-{name}", f"--{name}", nargs="?", help=argparse.SUPPRESS)
+    found.add_argument(
+        "--token-secret",
+        type=Path,
+        metavar="FILE",
+        help="what ClusterD makes the tokens of jobs from (its --token-secret)",
+    )
+    found.add_argument(
+        "--job-tls-dir",
+        type=Path,
+        metavar="DIR",
+        help=f"certificates for the pods of jobs, to show to ClusterD: {', '.join(TLS_FILES)}",
+    )
+    daemon.add_options(found, f"ascend-operator version: {__version__}", IGNORED)
     return found
 
 
-@contextlib.asynccontextmanager
-async def health(port: int | None, is_healthy: Callable[[], bool]) -> AsyncIterator[None]:
-    if port is None:
-        yield
-        return
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(5):
-                await reader.readuntil(b"\r\n\r\n")
-                state = b"200 OK" if is_healthy() else b"503 Service Unavailable"
-                writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % state)
-                await writer.drain()
-        writer.close()
-
+def tokens(secret: Path | None) -> Callable[[str], str]:
+    if secret is None:
+        return lambda uid: ""
     try:
-        server = await asyncio.start_server(answer, "0.0.0.0", port)
+        return Tokens.read(secret.read_bytes()).job
     except OSError as error:
-        raise CannotStart(f"port {port} can't be used: {error.strerror}") from None
-    async with server:
-        yield
+        raise CannotStart(f"{secret}: {error.strerror}") from None
+    except ValueError as error:
+        raise CannotStart(f"{secret}: {error}") from None
 
 
-def connect(kubeconfig: Path | None) -> Client:
+def certificates(folder: Path | None) -> Callable[[], Mapping[str, str]]:
+    """Read whenever a job needs them: they may have been renewed. Raises CannotStart."""
+    if folder is None:
+        return dict
+
+    def read() -> Mapping[str, str]:
+        return {name: (folder / name).read_text() for name in TLS_FILES}
+
     try:
-        return Client.from_kubeconfig(kubeconfig) if kubeconfig else Client.from_environment()
-    except Exception as error:  # lightkube lets through whatever it stumbles over in a file that is none
-        place = kubeconfig or "what the environment names"
-        raise CannotStart(f"{place} is not a usable kubeconfig: {error}") from None
+        read()
+    except (OSError, UnicodeError) as error:
+        raise CannotStart(f"--job-tls-dir: {error}") from None
+    return read
 
 
 async def run(options: argparse.Namespace) -> None:
-    kube = connect(options.kubeconfig)
-    try:
+    async with daemon.connected(options) as kube:
         operator = Operator(
             kube,
             gang=options.enableGangScheduling,
@@ -108,6 +89,8 @@ async def run(options: argparse.Namespace) -> None:
             rank_tables=options.ranktable_dir,
             workers=max(1, options.workers),
             parallel=min(10000, max(1, options.kubeApiBurst)),
+            token_of=tokens(options.token_secret),
+            job_tls=certificates(options.job_tls_dir),
         )
         namespace = os.environ.get("POD_NAMESPACE", "mindx-dl")
         leader = Leader(kube, "ascend-operator", namespace, f"{socket.gethostname()}_{uuid.uuid4()}")
@@ -116,35 +99,14 @@ async def run(options: argparse.Namespace) -> None:
             """All jobs are known, or somebody else leads: who stands by must not be restarted for it."""
             return operator.ready.is_set() or (options.leader_elect and not leader.leads)
 
-        async with health(options.healthz_address if options.enable_healthz else None, is_healthy):
+        figures = Figures(operator, kube.answers)
+        metrics = page(lambda: figures.collect(leader.leads or not options.leader_elect))
+        async with daemon.health(options, is_healthy, metrics):
             await (leader.lead(operator.run) if options.leader_elect else operator.run())
-    finally:
-        await kube.close()
-
-
-async def until_stopped(options: argparse.Namespace) -> None:
-    task = asyncio.ensure_future(run(options))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    logging.basicConfig(level=LEVELS[options.logLevel], format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
-    try:
-        asyncio.run(until_stopped(options))
-    except LostLeadership as error:
-        print(f"ascend-operator: {error}", file=sys.stderr)
-        return 1
-    except CannotStart as error:
-        print(f"ascend-operator: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return daemon.run("ascend-operator", parser().parse_args(arguments), run)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -20,10 +21,16 @@ class Observed:
     """The service by the name of the leader's."""
     pod_group: Object | None = None
     gang: bool = True
+    has_groups: bool = True
+    """The API server has PodGroups: Volcano is installed, or was."""
     queue_error: str = ""
     """Why the queue that the job names can't be used; empty if it can, or if nobody had to look."""
     clusterd: str = ""
     """The address of ClusterD's service; empty if there is none."""
+    token: str = field(default="", repr=False)
+    """What the job shows to ClusterD; empty if that wants nothing."""
+    certificates: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Those that the job shows to ClusterD, by the names of their files; empty if that wants none."""
     retry_config: Object | None = None
     """Volcano's ConfigMap with the remaining retries, looked at only when pods have failed. None if it doesn't exist:
     then nobody but the operator restarts failed pods."""

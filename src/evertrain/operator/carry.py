@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from evertrain.acjob import names
 from evertrain.acjob.pods import is_going, is_owned
-from evertrain.kube.port import ASCEND_JOB, POD, AlreadyExists, ApiError, Conflict, Kube, NotFound, Object
+from evertrain.kube.port import ASCEND_JOB, POD, SECRET, AlreadyExists, ApiError, Conflict, Kube, NotFound, Object
 from evertrain.operator.actions import (
     Action,
     Create,
@@ -127,6 +127,9 @@ class Carrier:
         """The name is taken. By the object that we just made, and the cache doesn't know it yet: fine. By one that is
         on its way out: its end will be the next event. By a stranger, or by one of ours that isn't to be found as such
         any more: a problem."""
+        if action.kind == SECRET:
+            # The uid of the job is part of its name. So the operator needs no right to read anybody's Secrets.
+            return None
         metadata = action.item["metadata"]
         try:
             found = await self._kube.get(action.kind, metadata["name"], metadata.get("namespace"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evertrain.acjob import conditions as c
-from evertrain.acjob.pods import is_going, is_owned, phase
+from evertrain.acjob.pods import is_extra, is_going, is_owned, phase
 from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, SERVICE, Kind, Object
 from evertrain.operator.actions import Action, Delete, Emit, Observed, Outcome, WriteStatus
 
@@ -30,8 +30,8 @@ def clean_up(seen: Observed, status: Object) -> Outcome:
 
 
 def _pods(seen: Observed, status: Object, policy: Object) -> list[Action]:
-    """Pods that wait are deleted always, those that run or have ended as cleanPodPolicy says; a job that took too long
-    must stop, whatever it says."""
+    """Pods that wait, for a node or for another's place, are deleted always, those that run or have ended as
+    cleanPodPolicy says; a job that took too long must stop, whatever it says."""
     wanted = policy.get("cleanPodPolicy") or "None"
     phases = {"All": ("Pending", "Running", "Succeeded", "Failed", "Unknown"), "Running": ("Pending", "Running")}
     unwanted = phases.get(wanted, ("Pending",))
@@ -39,7 +39,9 @@ def _pods(seen: Observed, status: Object, policy: Object) -> list[Action]:
         unwanted = (*unwanted, "Running")
     uid = seen.job["metadata"]["uid"]
     ours = [pod for pod in seen.pods if is_owned(pod, uid)]
-    actions: list[Action] = [_delete(POD, pod) for pod in ours if phase(pod) in unwanted and not is_going(pod)]
+    actions: list[Action] = [
+        _delete(POD, pod) for pod in ours if (phase(pod) in unwanted or is_extra(pod)) and not is_going(pod)
+    ]
     service = seen.service
     if wanted in phases and service is not None and is_owned(service, uid) and not is_going(service):
         # It goes with its pod, or after it: whoever deleted the pod may have been killed then.

@@ -7,7 +7,7 @@ for the rank table once pods have got their chips.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from evertrain.acjob import names
 from evertrain.acjob.conditions import is_finished
 from evertrain.acjob.job import Job
-from evertrain.acjob.pods import is_going, phase
+from evertrain.acjob.pods import is_extra, is_going, phase
 from evertrain.acjob.ranktable import TABLE_ANNOTATIONS, mounts_file
 from evertrain.acjob.validation import queue_of, validate
 from evertrain.kube.cache import Cache, Key, key_of
@@ -37,10 +37,20 @@ OURS = f"{names.OPERATOR_NAME}={names.CONTROLLER}"
 
 
 class Observer:
-    def __init__(self, kube: Kube, files: RankFiles, *, gang: bool, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        files: RankFiles,
+        *,
+        gang: bool,
+        namespace: str | None = None,
+        token_of: Callable[[str], str] = lambda uid: "",
+        job_tls: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         self._kube = kube
         self._files = files
         self._gang = gang
+        self._token_of = token_of
         self.jobs = Cache(kube, ASCEND_JOB, namespace)
         self.pods = Cache(kube, POD, namespace, labels=OURS)
         self.services = Cache(kube, SERVICE, namespace, labels=OURS)
@@ -51,6 +61,7 @@ class Observer:
             self.pod_groups = Cache(kube, POD_GROUP, namespace)
             self.queues = Cache(kube, QUEUE)
             self.caches += [self.pod_groups, self.queues]
+        self._job_tls = job_tls
         self._written: dict[Key, Object] = {}
         self._tables: dict[Key, object] = {}
         """By job: the state of the pods for which its rank table is known to be right."""
@@ -71,6 +82,11 @@ class Observer:
         self.services.listen(by(_job_of_label))
         if self._gang:
             self.pod_groups.listen(by(_job_of_owner))
+
+    async def synced(self) -> None:
+        """All is known. Without Volcano there are no PodGroups; that is no reason to leave jobs without a word."""
+        for cache in self.caches:
+            await (cache.answered if cache.kind in (POD_GROUP, QUEUE) else cache.synced).wait()
 
     def wrote(self, job: Object) -> None:
         """The job as the API server has it after a write of ours. Until the watch brings it, or something newer, it is
@@ -105,7 +121,10 @@ class Observer:
             service=self._service(item),
             pod_group=self.pod_groups.get(f"{name}-{uid}", namespace) if self._gang else None,
             gang=self._gang,
+            has_groups=not self._gang or self.pod_groups.is_served,
             clusterd=self._clusterd(),
+            token=self._token_of(uid),
+            certificates=self._job_tls(),
         )
         status = item.get("status") or {}
         if is_finished(status.get("conditions") or []) or item["metadata"].get("deletionTimestamp"):
@@ -114,7 +133,7 @@ class Observer:
 
     async def _complete(self, key: Key, seen: Observed, status: Object) -> Observed:
         fields: dict[str, Any] = {}
-        if self._gang and "startTime" not in status:
+        if self._gang and self.queues.is_served and "startTime" not in status:
             fields["queue_error"] = await self._queue_error(queue_of(seen.job))
         if not fields.get("queue_error") and validate(seen.job) is None:
             job = Job(seen.job)
@@ -182,7 +201,7 @@ def _chip_state(pod: Object) -> tuple[object, ...]:
     annotations = metadata.get("annotations") or {}
     written = tuple(annotations.get(name) for name in TABLE_ANNOTATIONS)
     address = (pod.get("status") or {}).get("podIP")
-    return metadata["uid"], is_going(pod), written, address, (pod.get("spec") or {}).get("nodeName")
+    return metadata["uid"], is_going(pod), is_extra(pod), written, address, (pod.get("spec") or {}).get("nodeName")
 
 
 def _uid(item: Object) -> str:

@@ -7,16 +7,24 @@ actions leaves a state from which the next look goes on.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from evertrain.acjob import conditions as c
 from evertrain.acjob import names, podgroup, ranktable
 from evertrain.acjob.job import Job
-from evertrain.acjob.pods import Surroundings, is_owned, new_pod, template_warnings
+from evertrain.acjob.pods import (
+    Surroundings,
+    backup_pod,
+    is_owned,
+    new_pod,
+    standby_pod,
+    template_warnings,
+    token_secret,
+)
 from evertrain.acjob.service import address, leader_service
 from evertrain.acjob.status import replica_statuses, status_of
 from evertrain.acjob.validation import validate
-from evertrain.kube.port import CONFIG_MAP, POD, POD_GROUP, SERVICE, Object
+from evertrain.kube.port import CONFIG_MAP, POD, POD_GROUP, SECRET, SERVICE, Object
 from evertrain.operator.actions import (
     Action,
     Create,
@@ -29,7 +37,7 @@ from evertrain.operator.actions import (
     WriteStatus,
 )
 from evertrain.operator.finished import clean_up
-from evertrain.operator.restarts import judge
+from evertrain.operator.restarts import is_left_to_others, judge
 from evertrain.operator.slots import Slots
 
 ELASTIC = "elastic-training"
@@ -90,8 +98,9 @@ class _Look:
         if not status["conditions"]:
             _set(status, seen, c.CREATED, c.JOB_CREATED, f"Job {job.name} is create.")
             self.actions += [Emit("Warning", *warning) for warning in template_warnings(job, seen.gang)]
-        verdict = judge(job, self.slots, status, seen.retry_config)
+        verdict = judge(job, self.slots, status, seen.retry_config, seen.pod_group, seen.now)
         rounds = verdict.rounds
+        self.wake = verdict.wake
         if rounds.written() != (before.get("restarts") or {"count": 0, "retries": 0, "floor": 0}):
             status["restarts"] = rounds.written()
         self.actions += [Emit("Warning", "ExitedWithCode", text) for text in verdict.exits]
@@ -105,6 +114,8 @@ class _Look:
                 _set(status, seen, c.RESTARTING, c.JOB_RESTARTING, verdict.restarting)
             self.slots.dismiss(rounds)
             self._delete_pods()
+            self.actions += self.slots.backups().actions()
+            self.actions += self.slots.standbys().actions()
             self._make_objects(rounds.count)
             self._derive()
             self._rank_tables()
@@ -139,13 +150,13 @@ class _Look:
         if seconds is None or started is None:
             return False
         deadline = c.seconds_after(started, seconds)
-        self.wake = deadline
+        self.wake = deadline if self.wake is None else min(self.wake, deadline)
         return self.seen.now >= deadline
 
     def _delete_pods(self) -> None:
         # Not 0: the name and the address of a pod are free only when its processes are gone.
         grace = 1 if self.job.labels.get(names.FAULT_SCHEDULING) == "force" else None
-        for pod, why in self.slots.unwanted():
+        for pod, why in self.slots.unwanted(replaced=not is_left_to_others(self.job, self.seen.pod_group)):
             metadata = pod["metadata"]
             self.actions.append(Delete(POD, metadata["name"], metadata["namespace"], metadata["uid"], why, grace))
 
@@ -168,13 +179,30 @@ class _Look:
                 text = f"job<{job.key}> chief service Ip<{leader[0]}> or port<{leader[1]}> is empty"
                 self._show_created(c.SYNC_SERVICE_FAILED, text)
                 return
-        around = Surroundings(leader, seen.clusterd or names.CLUSTERD_DOMAIN, version, seen.gang)
+        token, tls = bool(seen.token), bool(seen.certificates)
+        around = Surroundings(leader, seen.clusterd or names.CLUSTERD_DOMAIN, version, seen.gang, token, tls)
+        if (token or tls) and self.slots.missing():
+            failure = "the Secret with what the job shows to ClusterD can't be created: {error}"
+            secret = token_secret(job, seen.token, seen.certificates)
+            self.actions.append(Create(SECRET, secret, c.POD_CREATE_FAILED, failure))
         for kind, index in self.slots.missing():
             failure = f"failed to create pods of type<{kind}>: {{error}}"
             self.actions.append(Create(POD, new_pod(job, kind, index, around), c.POD_CREATE_FAILED, failure))
+        for kind, index, source in self.slots.backups().wanted():
+            failure = f"failed to create pods of type<{kind}>: {{error}}"
+            backup = backup_pod(job, kind, index, source, around)
+            self.actions.append(Create(POD, backup, c.POD_CREATE_FAILED, failure))
+        for name in self.slots.standbys().wanted():
+            failure = "failed to create a pod that stands by: {error}"
+            self.actions.append(Create(POD, standby_pod(job, name, around), c.POD_CREATE_FAILED, failure))
 
     def _gate_is_open(self) -> bool:
         job, group = self.job, self.seen.pod_group
+        if not self.seen.has_groups:
+            self._show_closed(podgroup.NO_GROUPS)
+            again = self.seen.now + timedelta(seconds=PATIENCE)  # nobody tells us when Volcano comes
+            self.wake = again if self.wake is None else min(self.wake, again)
+            return False
         if group is None:
             failure = "unable to create PodGroup: {error}"
             self.actions.append(Create(POD_GROUP, podgroup.pod_group(job), c.SYNC_POD_GROUP_FAILED, failure))
@@ -183,9 +211,13 @@ class _Look:
         if patch:
             self.actions.append(Patch(POD_GROUP, job.pod_group_name, job.namespace, patch))
         closed = podgroup.gate(group)
-        if closed is not None and not self._is_early_for(closed):
-            self._show_created(closed.reason, closed.message)
+        if closed is not None:
+            self._show_closed(closed)
         return closed is None
+
+    def _show_closed(self, closed: podgroup.Closed) -> None:
+        if not self._is_early_for(closed):
+            self._show_created(closed.reason, closed.message)
 
     def _is_early_for(self, closed: podgroup.Closed) -> bool:
         created = c.find(self.status["conditions"], c.CREATED)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from evertrain.acjob import conditions as c
 from evertrain.acjob import names
 from evertrain.acjob.job import Job
-from evertrain.acjob.pods import NO_EXIT_CODE, exit_code
+from evertrain.acjob.pods import NO_EXIT_CODE, ended_at, exit_code
 from evertrain.acjob.status import Rounds
 from evertrain.kube.port import Object
 from evertrain.operator.slots import Slots
 
+LEAD = timedelta(seconds=60)
+"""So long a pod that failed is left to ClusterD, if that knows of its fault: it may have told the pod to end, and be
+about to delete it, or be restarted in between."""
 RETRYABLE_FROM = 128
 """Exit codes from here on (signals, and the stand-in for none) are worth another try under the policy ExitCode."""
 
@@ -29,16 +33,26 @@ class Verdict:
     restarting: str = ""
     """The message with which it restarts."""
     exits: list[str] = field(default_factory=list)
+    wake: datetime | None = None
+    """Judge again then."""
 
 
-def judge(job: Job, slots: Slots, status: Object, retry_config: Object | None) -> Verdict:
+def judge(
+    job: Job, slots: Slots, status: Object, retry_config: Object | None, group: Object | None, now: datetime
+) -> Verdict:
     rounds = Rounds.read(status, slots.versions())
     here = {pod["metadata"]["uid"] for pod in slots.pods}
     rounds.doomed = tuple(uid for uid in rounds.doomed if uid in here)
     verdict = Verdict(rounds)
-    failed = slots.failed(rounds)
+    failed = []
+    for kind, pod in slots.failed(rounds):
+        due = _due_from_clusterd(job, pod, group)
+        if due is None or now >= due:
+            failed.append((kind, pod))
+        else:
+            verdict.wake = due if verdict.wake is None else min(due, verdict.wake)
     if failed:
-        _judge_failed(job, failed, verdict, status, retry_config)
+        _judge_failed(job, failed, verdict, status, retry_config, group)
     if not verdict.failed and slots.lost(rounds.created):
         rounds.begin()
     if not verdict.failed and 0 < job.backoff_limit < rounds.count:
@@ -49,7 +63,12 @@ def judge(job: Job, slots: Slots, status: Object, retry_config: Object | None) -
 
 
 def _judge_failed(
-    job: Job, failed: list[tuple[str, Object]], verdict: Verdict, status: Object, retry_config: Object | None
+    job: Job,
+    failed: list[tuple[str, Object]],
+    verdict: Verdict,
+    status: Object,
+    retry_config: Object | None,
+    group: Object | None,
 ) -> None:
     rounds = verdict.rounds
     codes = [exit_code(pod) for _, pod in failed]
@@ -81,10 +100,39 @@ def _judge_failed(
     verdict.restarting = _retrying(job, remaining)
     rounds.begin()
     rounds.retries += 1
-    if job.replaces_single_pods and not any(_has_rank_zero(pod) for _, pod in failed):
+    if _replaced_alone(job, [pod for _, pod in failed], group):
         rounds.doomed += tuple(pod["metadata"]["uid"] for _, pod in failed)
     else:
         rounds.floor = rounds.count
+
+
+def is_left_to_others(job: Job, group: Object | None) -> bool:
+    """Somebody outside of the cluster deletes the pods of this job that are no good."""
+    annotations = ((group or {"metadata": {}})["metadata"]).get("annotations") or {}
+    return job.labels.get(names.FAULT_SCHEDULING, "").startswith("external-") or names.PLATFORM_STRATEGY in annotations
+
+
+def _due_from_clusterd(job: Job, pod: Object, group: Object | None) -> datetime | None:
+    """Until when ClusterD may replace the failed pod; None if it won't."""
+    led = bool(job.strategies) and not _is_paused(group) and job.retry_times <= 0
+    ended = ended_at(pod)
+    if not led or ended is None or names.FAULT_TYPE not in (pod["metadata"].get("labels") or {}):
+        return None
+    return ended + LEAD
+
+
+def _is_paused(group: Object | None) -> bool:
+    labels = ((group or {"metadata": {}})["metadata"]).get("labels") or {}
+    return labels.get(names.PROCESS_RECOVER_ENABLE) in ("pause", "off")
+
+
+def _replaced_alone(job: Job, failed: list[Object], group: Object | None) -> bool:
+    """Only these pods start again, not all of the job."""
+    paused = _is_paused(group)
+    if job.takes_in_new_processes and not paused:
+        return True
+    alone = job.replaces_single_pods or (bool(job.strategies) and not paused)
+    return alone and not any(_has_rank_zero(pod) for pod in failed)
 
 
 def _has_rank_zero(pod: Object) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +26,8 @@ RANK_TABLES = Path("/user/mindx-dl/ranktable")
 WORKERS = 8
 RESYNC = 600.0
 """Every job is looked at this often, also if nothing was heard of it. Nothing depends on it."""
+TROUBLES = UNFINISHED, API, DEFECT = "unfinished", "api", "defect"
+"""Why a look is repeated: something was in the way, the API server said no or nothing, or we have made a mistake."""
 
 
 def utc_now() -> datetime:
@@ -42,9 +45,13 @@ class Operator:
         workers: int = WORKERS,
         parallel: int = 32,
         clock: Callable[[], datetime] = utc_now,
+        token_of: Callable[[str], str] = lambda uid: "",
+        job_tls: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """`token_of` makes the token that a job, by its uid, shows to ClusterD; empty where that wants none. `job_tls`
+        has the certificates that jobs get, as they are now, by the names of their files; none where that is empty."""
         self._files = RankFiles(rank_tables)
-        self.observer = Observer(kube, self._files, gang=gang, namespace=namespace)
+        self.observer = Observer(kube, self._files, gang=gang, namespace=namespace, token_of=token_of, job_tls=job_tls)
         self._carrier = Carrier(kube, self._files, self.observer.wrote, parallel=parallel)
         self._queue: WorkQueue[Key] = WorkQueue()
         self._workers = workers
@@ -52,6 +59,13 @@ class Operator:
         self._clock = clock
         self.ready = asyncio.Event()
         """Set once all jobs are known and are being looked at."""
+        self.looked: Callable[[float, str], None] = lambda seconds, trouble: None
+        """Hears of each look: how long it took, and which of the troubles there was, if any."""
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait to be looked at."""
+        return len(self._queue)
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -59,8 +73,7 @@ class Operator:
         async with asyncio.TaskGroup() as tasks:
             for cache in self.observer.caches:
                 tasks.create_task(cache.run())
-            for cache in self.observer.caches:
-                await cache.synced.wait()
+            await self.observer.synced()
             self._files.remove_others(self._may_exist)
             for _ in range(self._workers):
                 tasks.create_task(self._work())
@@ -74,19 +87,24 @@ class Operator:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
+            began, trouble = time.monotonic(), ""
             try:
                 await self.look(key)
                 self._queue.forget(key)
             except Again as reason:
+                trouble = UNFINISHED
                 self._retry(key, str(reason))
             except (ApiError, OSError, TimeoutError) as error:
+                trouble = API
                 self._retry(key, f"{type(error).__name__}: {error}")
             except Exception:
                 # One job that we can't handle must not stop the others.
+                trouble = DEFECT
                 logger.exception("job %s/%s", *key)
                 self._retry(key, "see above")
             finally:
                 self._queue.done(key)
+            self.looked(time.monotonic() - began, trouble)
 
     def _retry(self, key: Key, reason: str) -> None:
         self.observer.failed(key)

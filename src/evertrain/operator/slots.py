@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evertrain.acjob.job import Job
-from evertrain.acjob.pods import is_backup, is_going, is_owned, phase, place, version
+from evertrain.acjob.pods import is_extra, is_going, is_owned, phase, place, version
 from evertrain.acjob.status import Rounds
 from evertrain.kube.port import Object
-
-Place = tuple[str, int]
+from evertrain.operator.hotswitch import Backups, Place
+from evertrain.operator.standby import Standbys
 
 
 class Slots:
     def __init__(self, job: Job, pods: Sequence[Object]) -> None:
         self.job = job
-        self.pods = [pod for pod in pods if is_owned(pod, job.uid) and not is_backup(pod)]
+        self._all = [pod for pod in pods if is_owned(pod, job.uid)]
+        self.pods = [pod for pod in self._all if not is_extra(pod)]
         self._surplus: list[Object] = []
         self._taken: dict[Place, Object] = {}
         """The pod of each place. A pod that is on its way out holds its place until it is gone, as its name does."""
@@ -62,7 +63,7 @@ class Slots:
     def dismiss(self, rounds: Rounds) -> None:
         """From here on the pods that a restart replaces don't count any more."""
         doomed = set(rounds.doomed)
-        for pod in self._taken.values():
+        for pod in (*self._taken.values(), *filter(is_extra, self._all)):
             if version(pod) < rounds.floor or pod["metadata"]["uid"] in doomed:
                 self._dismissed[pod["metadata"]["uid"]] = (pod, f"restart {rounds.count}")
 
@@ -73,17 +74,26 @@ class Slots:
         )
         return found == self.job.total
 
-    def unwanted(self) -> Iterator[tuple[Object, str]]:
-        """Pods to delete, and why: those beyond the wished number, and those that a restart replaces."""
+    def unwanted(self, replaced: bool = True) -> Iterator[tuple[Object, str]]:
+        """Pods to delete, and why: those beyond the wished number, and those that a restart replaces (unless it is for
+        others to delete these)."""
         for pod in self._surplus:
             if not is_going(pod):
                 yield pod, "there are fewer replicas now"
-        for pod, why in self._dismissed.values():
-            if not is_going(pod):
+        for pod, why in self._dismissed.values() if replaced else ():
+            if not is_going(pod) and not is_extra(pod):
                 yield pod, why
 
     def missing(self) -> list[Place]:
-        return [where for where in self.job.indices() if where not in self._taken]
+        heirs = {*self.backups().heirs, *self.standbys().heirs}
+        return [where for where in self.job.indices() if where not in self._taken and where not in heirs]
+
+    def backups(self) -> Backups:
+        """Of pods that are being switched. Nothing else here knows of them."""
+        return Backups(self.job, self._all, self._taken.keys(), self._dismissed.keys())
+
+    def standbys(self) -> Standbys:
+        return Standbys(self.job, self._all, self._taken, self.backups().claimed, self._dismissed.keys())
 
     def counted(self) -> list[tuple[str, Object]]:
         return list(self.alive())

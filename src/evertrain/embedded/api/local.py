@@ -143,9 +143,16 @@ class LocalKube:
         )
 
     async def delete(
-        self, kind: Kind, name: str, namespace: str | None = None, *, uid: str = "", grace: int | None = None
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        version: str = "",
+        grace: int | None = None,
     ) -> None:
-        options = DeleteOptions(grace=grace, uid=uid)
+        options = DeleteOptions(grace=grace, uid=uid, version=version)
         await self._write(lambda: self._api.delete(self._resource(kind), namespace or "", name, options))
 
     async def bind(self, pod: Object, node: str, annotations: Mapping[str, str] | None = None) -> None:

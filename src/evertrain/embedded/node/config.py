@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import evertrain
+from evertrain.acjob.ranktable import SUPER_POD_NODES
 from evertrain.embedded.node import addresses
 from evertrain.embedded.power import VIRTUAL
 from evertrain.embedded.recorder import rfc3339
@@ -86,10 +87,20 @@ def node_object(config: NodeConfig) -> Object:
         "metadata": {
             "name": config.name,
             "labels": labels,
-            "annotations": {"baseDeviceInfos": json.dumps(chips, separators=(",", ":"))} if chips else {},
+            "annotations": _annotations(config, chips),
         },
         "spec": {"podCIDR": str(addresses.network(config.index)), "podCIDRs": [str(addresses.network(config.index))]},
     }
+
+
+def _annotations(config: NodeConfig, chips: dict[str, Object]) -> dict[str, str]:
+    """As the device plugin writes them. Nodes that are labelled as those of a super pod are all in one."""
+    if not chips:
+        return {}
+    found = {"baseDeviceInfos": json.dumps(chips, separators=(",", ":"))}
+    if config.labels.get("accelerator-type") in SUPER_POD_NODES:
+        found |= {"superPodID": "0", "serverIndex": str(config.index)}
+    return found
 
 
 def node_status(config: NodeConfig, now: float, before: Object | None = None) -> Object:

@@ -36,8 +36,12 @@ STOP_GRACE = 5.0
 
 
 class VirtualNode:
-    def __init__(self, machine: Machine, config: NodeConfig) -> None:
+    def __init__(
+        self, machine: Machine, config: NodeConfig, daemons: Iterable[Callable[[], Coroutine[Any, Any, None]]] = ()
+    ) -> None:
+        """`daemons` run on the node for as long as it has power, as those of a DaemonSet would; they never end."""
         self.machine = machine
+        self._daemons = list(daemons)
         self.kube = machine.kube
         self.config = config
         self.name = config.name
@@ -72,6 +76,8 @@ class VirtualNode:
             self._clear_folders({pod["metadata"]["uid"] for pod in pods})
             for pod in pods:
                 self.machine.hand_over(self, pod, pod)
+            for daemon in self._daemons:
+                self._task(daemon())
             keeping = [asyncio.create_task(work) for work in (self._heartbeat(), self._keep_status())]
             self._tasks.update(keeping)
             stopped = asyncio.create_task(self._stopped.wait())

@@ -12,7 +12,7 @@ than waiting pods.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from evertrain.embedded import resources
 from evertrain.embedded.resources import Amounts
@@ -174,8 +174,12 @@ def _number_strangers(space: Space, decision: Decision, now_ns: int) -> None:
 def _gangs(world: World, decision: Decision) -> list[_Gang]:
     """By age. A pod without a group is a gang of one."""
     gangs = {group.key: _Gang(group, [], (group.created, group.key)) for group in world.groups}
+    ailing = any(node.health.is_sub_healthy for node in world.nodes)
     for pod in world.pods:
         if pod.group in gangs:
+            group = gangs[pod.group].group
+            if ailing and group is not None and group.cautious and pod.waits:
+                pod = replace(pod, cautious=True, shape=f"{pod.shape} cautious")
             gangs[pod.group].members.append(pod)
         elif not pod.waits or pod.spec.get("schedulerName", "default-scheduler") not in SCHEDULERS:
             continue

@@ -16,6 +16,7 @@ from evertrain.embedded import matching, resources
 from evertrain.embedded.resources import Amounts
 from evertrain.embedded.scheduler import chips
 from evertrain.embedded.scheduler.views import CHIP_RESOURCES, NodeView, PodView, Term
+from evertrain.wire.clusterinfo import WELL
 
 MAX_STEPS = 5000
 """Pods tried on nodes in the search for one gang, beyond one try for each."""
@@ -87,6 +88,8 @@ class Space:
                 self._occupy(pod, room, pod.chips)
                 if pod.chip_requests and not pod.chips and not pod.deleting:
                     self.unnumbered.append((pod, room))
+        for room in self.rooms.values():
+            _take_out_faulty_chips(room)
 
     def free(self) -> Amounts:
         """What is free on nodes that take pods, together."""
@@ -148,6 +151,8 @@ class Space:
         node = room.node
         if node.unschedulable:
             return ["node(s) were unschedulable"]
+        if node.closed or (pod.cautious and node.health.is_sub_healthy):
+            return ["node(s) were unhealthy"]
         if pod.picky and not matching.matches_node(pod.spec, node.name, node.labels):
             return ["node(s) didn't match Pod's node affinity/selector"]
         if node.taints and (taint := matching.untolerated(node.taints, pod.spec.get("tolerations") or [])):
@@ -192,6 +197,15 @@ class Space:
         return f"0/{len(self.rooms)} nodes are available: {listed}."
 
 
+def _take_out_faulty_chips(room: Room) -> None:
+    """Those that are free. Who has one keeps it until somebody deletes the pod."""
+    for name, free in room.chips.items():
+        faulty = {chip for chip in free if not room.node.has_use_for(name, chip)} if room.node.health != WELL else set()
+        if faulty:
+            free -= faulty
+            room.free = resources.subtract(room.free, {name: 1000 * len(faulty)})
+
+
 def natural(name: str) -> tuple[str, int, str]:
     """node-2 before node-10."""
     stem = name.rstrip("0123456789")
@@ -201,7 +215,7 @@ def natural(name: str) -> tuple[str, int, str]:
 
 def takes_pods(node: NodeView) -> bool:
     """Open to pods that tolerate nothing."""
-    return not node.unschedulable and matching.untolerated(node.taints, []) is None
+    return not node.unschedulable and not node.closed and matching.untolerated(node.taints, []) is None
 
 
 def matches(term: Term, pod: PodView) -> bool:

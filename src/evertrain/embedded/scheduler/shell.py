@@ -28,7 +28,8 @@ from evertrain.embedded.scheduler.views import (
     read_queue,
 )
 from evertrain.kube.cache import Cache
-from evertrain.kube.port import NODE, POD, POD_GROUP, QUEUE, ApiError, Conflict, Kube, NotFound, Object
+from evertrain.kube.port import CONFIG_MAP, NODE, POD, POD_GROUP, QUEUE, ApiError, Conflict, Kube, NotFound, Object
+from evertrain.wire import clusterinfo
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ class Scheduler:
         self._nodes = Cache(kube, NODE)
         self._groups = Cache(kube, POD_GROUP)
         self._queues = Cache(kube, QUEUE)
+        labels = ",".join(f"{name}={value}" for name, value in clusterinfo.LABELS.items())
+        self._reports = Cache(kube, CONFIG_MAP, clusterinfo.NAMESPACE, labels=labels)
+        self._reported = clusterinfo.Reports()
         self._recorder = Recorder(kube, COMPONENT)
         self._changed = asyncio.Event()
         self._views: dict[tuple[str, str, str], Any] = {}
@@ -66,6 +70,8 @@ class Scheduler:
         caches = [self._pods, self._nodes, self._groups, self._queues]
         for cache, matters in zip(caches, (_pod_matters, _node_matters, _group_matters, _queue_matters), strict=True):
             cache.listen(partial(self._look, matters))
+        self._reports.listen(self._look_at_report)
+        caches.append(self._reports)
         async with asyncio.TaskGroup() as tasks:
             for cache in caches:
                 tasks.create_task(cache.run())
@@ -94,6 +100,12 @@ class Scheduler:
         except (KeyError, TypeError, ValueError, AttributeError):
             self._changed.set()  # it can't be read; the next look says so
 
+    def _look_at_report(self, before: Object | None, after: Object | None) -> None:
+        """They are rewritten every few seconds, mostly with the same content."""
+        name = (after or before or {})["metadata"]["name"]
+        if self._reported.update(name, str(((after or {}).get("data") or {}).get(name) or "")):
+            self._changed.set()
+
     def _world(self) -> World:
         views: dict[tuple[str, str, str], Any] = {}
 
@@ -113,10 +125,13 @@ class Scheduler:
                 found.append(view)
             return found
 
-        pods = read(self._pods, read_pod)
+        pods, health = read(self._pods, read_pod), self._reported.health
         world = World(
             pods=[self._as_assumed(pod) for pod in pods],
-            nodes=read(self._nodes, read_node),
+            nodes=[
+                replace(node, health=health[node.name]) if node.name in health else node
+                for node in read(self._nodes, read_node)
+            ],
             groups=read(self._groups, read_group),
             queues=read(self._queues, read_queue),
         )

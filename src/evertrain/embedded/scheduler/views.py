@@ -14,6 +14,7 @@ from typing import Any
 from evertrain.embedded import resources
 from evertrain.embedded.resources import Amounts
 from evertrain.kube.port import Object
+from evertrain.wire.clusterinfo import WELL, Health
 
 SCHEDULERS = frozenset({"volcano", "default-scheduler"})
 GROUP_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
@@ -24,6 +25,8 @@ POD_ANNOTATIONS = (*GROUP_ANNOTATIONS, TASK_ANNOTATION, *CHIP_RESOURCES, RANK_AN
 """What is read of a pod's annotations."""
 DEVICES_ANNOTATION = "baseDeviceInfos"
 """On a node: `{"Ascend910-0": {"IP": "…", "SuperDeviceID": 0}}`, as the device plugin writes it."""
+SUB_HEALTHY_STRATEGY, EXITS = "subHealthyStrategy", frozenset({"graceExit", "forceExit", "hotSwitch"})
+"""Label of a pod group: its pods leave nodes that don't work as they should, and so are not put there."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 PENDING, INQUEUE, RUNNING, UNKNOWN, COMPLETED = "Pending", "Inqueue", "Running", "Unknown", "Completed"
@@ -65,6 +68,8 @@ class PodView:
     picky: bool = False
     """It names nodes that it wants."""
     chip_requests: Mapping[str, int] = field(default_factory=dict)
+    cautious: bool = False
+    """Not for nodes that are not quite well."""
 
     @property
     def key(self) -> str:
@@ -93,6 +98,18 @@ class NodeView:
     allocatable: Amounts
     address: str
     devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    health: Health = WELL
+    """As ClusterD says."""
+
+    @property
+    def closed(self) -> bool:
+        """It may look well to Kubernetes, but is no place for a pod."""
+        return self.health.lost or self.health.leaving
+
+    def has_use_for(self, resource: str, chip: int) -> bool:
+        """The chip may be given to a pod."""
+        name = f"{resource.removeprefix('huawei.com/')}-{chip}"
+        return name not in self.health.unhealthy and name not in self.health.closed
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,8 @@ class GroupView:
     phase: str
     status: Mapping[str, Any]
     annotations: Mapping[str, str]
+    cautious: bool = False
+    """Its pods are not for nodes that are not quite well."""
 
     @property
     def key(self) -> str:
@@ -195,6 +214,7 @@ def read_group(group: Object) -> GroupView:
         phase=status.get("phase") or "",
         status=status,
         annotations=metadata.get("annotations") or {},
+        cautious=(metadata.get("labels") or {}).get(SUB_HEALTHY_STRATEGY) in EXITS,
     )
 
 

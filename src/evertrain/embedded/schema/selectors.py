@@ -250,8 +250,10 @@ class FieldSelector:
                 raise bad_request(f"invalid selector: '{part}'; can't understand '{part}'")
             path, operator, value = found.groups()
             if path not in known:
-                # kubectl says in front of it what it was looking for.
-                raise bad_request(f"field label not supported: {path}")
+                # kubectl says in front of it what it was looking for. Kinds without own fields have another text.
+                if resource.custom or (resource.group, resource.kind) in SELECTABLE:
+                    raise bad_request(f"field label not supported: {path}")
+                raise bad_request(f'"{path}" is not a known field selector: only "metadata.name", "metadata.namespace"')
             terms.append((path, operator != "!=", re.sub(r"\\([\\,=])", r"\1", value.strip())))
         return cls(tuple(terms))
 
