@@ -30,6 +30,9 @@ FAILED, INVALID = 1, 2
 
 
 class Follower:
+    command = "run"
+    """Who complains."""
+
     def __init__(self, kube: Connection, job: Object, document: manifest.Document, *, alone: bool = False) -> None:
         """`alone`: the cluster is there for this job, nobody else will change anything on it."""
         self._kube, self._document, self._alone = kube, document, alone
@@ -60,6 +63,10 @@ class Follower:
         with contextlib.suppress(BrokenPipeError):  # nobody listens any more; the job goes on
             print(f"{time.monotonic() - self._began:7.1f} s  {text}", file=sys.stderr, flush=True)
 
+    def hand_on(self, pod: str, line: str) -> None:
+        """What a pod has printed."""
+        print(f"[{pod}] {line}", flush=True)
+
     def say_how_to_end(self) -> None:
         place = "" if self.namespace == "default" else f" -n {self.namespace}"
         self.say(f"the job goes on; `evertrain delete{place} acjob {self.name}` ends it")
@@ -77,7 +84,7 @@ class Follower:
     async def follow(self) -> int:
         """The exit code."""
         self.say(f"acjob {self.name} created in namespace {self.namespace}")
-        ended = asyncio.create_task(self._jobs.until(self._has_ended, float("inf")))
+        ended = asyncio.create_task(self._jobs.until(self._has_ended, None))
         stuck = asyncio.create_task(self._until_stuck())
         work = [asyncio.create_task(cache.run()) for cache in (self._jobs, self._pods, self._events)]
         work.append(asyncio.create_task(self._keep_asking()))
@@ -87,7 +94,7 @@ class Follower:
                 if task.done():
                     task.result()
             if not ended.done():
-                return running.complain("run", f"acjob {self.name} can't go on: {self._obstacles()}", FAILED)
+                return running.complain(self.command, f"acjob {self.name} can't go on: {self._obstacles()}", FAILED)
             return await self._report()
         finally:
             tasks = [ended, stuck, *work, *self._logs.values()]
@@ -236,7 +243,7 @@ class Follower:
                 async for line in lines(pieces):
                     text = line.decode(errors="replace")
                     tail.append(text)
-                    print(f"[{pod}] {text}", flush=True)
+                    self.hand_on(pod, text)
         except BrokenPipeError:
             pass  # the reader, `head` for example, has seen enough; the job goes on
         except (ApiError, OSError) as error:
@@ -251,14 +258,14 @@ class Follower:
             await asyncio.wait(last, timeout=LOG_PATIENCE)
         condition = self._outcome
         if condition is None:
-            return running.complain("run", f"acjob {self.name} was deleted before its end", FAILED)
+            return running.complain(self.command, f"acjob {self.name} was deleted before its end", FAILED)
         if condition["type"] == "Succeeded":
             return 0
         message = str(condition.get("message", ""))
         if condition.get("reason") == "JobValidFailed":
             reason, _, what = message.partition(": ")
             field = manifest.blame(reason, what)
-            return running.complain("run", str(self._document.refuse(field, message)), INVALID)
+            return running.complain(self.command, str(self._document.refuse(field, message)), INVALID)
         failed = {pod["metadata"]["name"]: pod for pod in pods if pod["status"].get("phase") == "Failed"}
         if not failed:
             there = {pod["metadata"]["name"] for pod in pods}
@@ -267,7 +274,7 @@ class Follower:
             await self._show_last_lines(pod)
         line = f"acjob {self.name} {printing.condition_line(condition)}"
         why = together([(name, describe_pod(pod)) for name, pod in failed.items()])
-        return running.complain("run", f"{line} ({why})" if why else line, FAILED)
+        return running.complain(self.command, f"{line} ({why})" if why else line, FAILED)
 
     async def _pods_at_the_end(self) -> list[Object]:
         """As they are now: the cache of pods may be behind that of jobs."""
@@ -287,7 +294,7 @@ class Follower:
         except (ApiError, OSError) as error:
             # The pod may be gone by now.
             found = list(self._tails.get(name, [])) or [f"(not to be had: {error})"]
-        print(f"evertrain run: pod {name}: {describe_pod(pod)}; its last lines:", file=sys.stderr)
+        print(f"evertrain {self.command}: pod {name}: {describe_pod(pod)}; its last lines:", file=sys.stderr)
         for line in found or ["(none)"]:
             print(f"    {line}", file=sys.stderr)
 

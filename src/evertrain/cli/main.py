@@ -16,7 +16,7 @@ Keeps distributed training running through faults.
 training on this machine or on machines of yours:
   launch      start a training script on this machine and keep it running (takes torchrun's options)
   ctl         pause a running job, let it continue, exchange a process, ask for its status
-  timeline    show what happened in a run, from its events file
+  timeline    show what happened in a run, from its events file, or to a job on a cluster
   demo        train, kill a process in the middle, and compare the results
   controller  run a job's controller by itself, for agents that connect over the network
 
@@ -29,7 +29,13 @@ a cluster on this machine, for AscendJobs (pip install 'evertrain[cluster]'):
   logs        print what a pod wrote
   delete      delete objects
   node        stop and start virtual nodes
+  inject      give chips, nodes and links faults, and clear them
+  stress-test test the chips of a job while it pauses
+  switch-nic  move the traffic of a job's devices to their other network link, and back
   operator    run the AscendJob operator alone, against any Kubernetes
+  noded       run the daemon that detects a node's faults, against any Kubernetes
+  clusterd    run ClusterD alone, against any Kubernetes: it gathers faults and leads the recovery of jobs
+  credentials make the Secrets that these need on a Kubernetes: tokens and certificates
 
   version     print the version
 
@@ -121,6 +127,42 @@ def _operator(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def _clusterd(argv: Sequence[str]) -> int:
+    from evertrain.cli.clusterd import main
+
+    return main(argv)
+
+
+def _credentials(argv: Sequence[str]) -> int:
+    from evertrain.cli.credentials import main
+
+    return main(argv)
+
+
+def _noded(argv: Sequence[str]) -> int:
+    from evertrain.cli.noded import main
+
+    return main(argv)
+
+
+def _inject(argv: Sequence[str]) -> int:
+    from evertrain.cli.inject import main
+
+    return main(argv)
+
+
+def _switch_nic(argv: Sequence[str]) -> int:
+    from evertrain.cli.switch_nic import main
+
+    return main(argv)
+
+
+def _stress_test(argv: Sequence[str]) -> int:
+    from evertrain.cli.stress_test import main
+
+    return main(argv)
+
+
 def _version(argv: Sequence[str]) -> int:
     print(f"evertrain {__version__}")
     return 0
@@ -141,6 +183,12 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "delete": _delete,
     "node": _node,
     "operator": _operator,
+    "noded": _noded,
+    "inject": _inject,
+    "stress-test": _stress_test,
+    "switch-nic": _switch_nic,
+    "clusterd": _clusterd,
+    "credentials": _credentials,
     "version": _version,
 }
 

@@ -213,9 +213,10 @@ class Submission:
         item = document.object | {"metadata": metadata}
         name = str(metadata.get("name") or "")
         strict = {"fieldValidation": "Strict", "fieldManager": "evertrain"}
-        if name and not replace:
-            await self._make_room(kind, name, namespace)
         try:
+            if name and not replace and (earlier := await self._earlier(kind, name, namespace)):
+                await self._try(path_of(kind, namespace), strict, item)
+                await self._make_room(kind, name, namespace, earlier)
             try:
                 return await self.kube.ask("POST", path_of(kind, namespace), strict, item)
             except Refused as error:
@@ -236,21 +237,34 @@ class Submission:
                 raise explain(document, error) from None
             raise
 
-    async def _make_room(self, kind: Any, name: str, namespace: str | None) -> None:
-        from evertrain.cli.objects import gone
+    async def _earlier(self, kind: Any, name: str, namespace: str | None) -> str:
+        """The uid of a job of that name that is over; empty if there is none."""
+        from evertrain.cli.following import outcome
         from evertrain.kube.port import NotFound
 
         try:
             there = await self.kube.get(kind, name, namespace)
         except NotFound:
-            return
-        uid = there["metadata"]["uid"]
-        from evertrain.cli.following import outcome
-
+            return ""
         if outcome(there) is None and not there["metadata"].get("deletionTimestamp"):
             raise CommandError(
                 f"acjob {name} already runs in namespace {namespace}; wait for it, or `evertrain delete acjob {name}`"
             )
+        return str(there["metadata"]["uid"])
+
+    async def _try(self, path: str, options: dict[str, str], item: Object) -> None:
+        """Would it be taken? Nothing is deleted for the sake of what would be refused."""
+        from evertrain.cli.connection import Refused
+
+        try:
+            await self.kube.ask("POST", path, options | {"dryRun": "All"}, item)
+        except Refused as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+    async def _make_room(self, kind: Any, name: str, namespace: str | None, uid: str) -> None:
+        from evertrain.cli.objects import gone
+
         print(f"evertrain: acjob {name} of an earlier run is deleted first", file=sys.stderr)
         await self.kube.delete(kind, name, namespace, uid=uid, policy="Foreground")
         await gone(self.kube, kind, name, namespace, uid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import re
@@ -40,6 +41,8 @@ def main(argv: Sequence[str]) -> int:
     check_nodes(parser, arguments)
     if not 0 <= arguments.port <= 65535:
         parser.error("--port is between 0 and 65535")
+    if arguments.clusterd:
+        check_clusterd(parser, arguments.clusterd_addr)
     if not arguments.node_grace >= 1:
         parser.error("--node-grace is at least 1")
     if arguments.detach:
@@ -78,6 +81,21 @@ def make_parser() -> argparse.ArgumentParser:
         "--no-operator", dest="operator", action="store_false", help="leave it out; see `evertrain operator`"
     )
     parser.add_argument(
+        "--clusterd-addr",
+        default=os.environ.get("EVERTRAIN_CLUSTERD_ADDR") or "127.0.0.1:8899",
+        metavar="HOST:PORT",
+        help="where ClusterD serves gRPC on this machine; port 0: a free one (default: $EVERTRAIN_CLUSTERD_ADDR, else "
+        "127.0.0.1:8899)",
+    )
+    parser.add_argument(
+        "--clusterd-insecure",
+        action="store_true",
+        help="ClusterD asks nobody for a token, for clients of the original; plain text on this machine",
+    )
+    parser.add_argument(
+        "--no-clusterd", dest="clusterd", action="store_false", help="leave it out; see `evertrain clusterd`"
+    )
+    parser.add_argument(
         "--node-grace",
         type=running.seconds,
         default=40.0,
@@ -108,6 +126,18 @@ def check_nodes(parser: argparse.ArgumentParser, arguments: argparse.Namespace) 
             parser.error(f"--node-label {label!r} is not of the form key=value, as labels are written")
 
 
+def check_clusterd(parser: argparse.ArgumentParser, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        good = ipaddress.IPv4Address(host).is_loopback and port.isdecimal() and int(port) <= 65535
+    except ValueError:
+        good = False
+    if not good:
+        parser.error(
+            f"--clusterd-addr {address!r} is not of the form 127.0.0.1:8899: here, ClusterD serves this machine only"
+        )
+
+
 def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
     from evertrain.embedded.cluster import Settings
 
@@ -119,8 +149,17 @@ def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
         kubeconfig=getattr(arguments, "kubeconfig", None),
         port=getattr(arguments, "port", 0),
         operator=getattr(arguments, "operator", True),
+        clusterd=_clusterd_address(arguments),
+        clusterd_insecure=getattr(arguments, "clusterd_insecure", False),
         node_grace=getattr(arguments, "node_grace", 40.0),
     )
+
+
+def _clusterd_address(arguments: argparse.Namespace) -> str:
+    """Where nobody was asked, a free port: such clusters may be many."""
+    if not getattr(arguments, "clusterd", True):
+        return ""
+    return getattr(arguments, "clusterd_addr", "127.0.0.1:0")
 
 
 async def _up(arguments: argparse.Namespace) -> int:
@@ -143,7 +182,8 @@ async def _up(arguments: argparse.Namespace) -> int:
             running.on_signals(stop.set, *ends)
             if cluster.taken_over:
                 print("evertrain: the cluster before did not end in order; its objects are taken over", flush=True)
-            print(_welcome(settings, cluster.kubeconfig, detached=arguments.ready_fd >= 0), flush=True)
+            detached = arguments.ready_fd >= 0
+            print(_welcome(settings, cluster.kubeconfig, cluster.clusterd, detached=detached), flush=True)
             if arguments.ready_fd >= 0:
                 os.write(arguments.ready_fd, READY)
                 os.close(arguments.ready_fd)
@@ -159,7 +199,7 @@ async def _up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _welcome(settings: Settings, kubeconfig: Path, *, detached: bool) -> str:
+def _welcome(settings: Settings, kubeconfig: Path, clusterd: str, *, detached: bool) -> str:
     end = f"evertrain down --data-dir {shlex.quote(str(settings.folder))}" if detached else "Ctrl-C"
     if detached and settings.folder == instance.default_folder():
         end = "evertrain down"
@@ -170,7 +210,14 @@ A cluster of {settings.text()} runs. To use it:
   kubectl get nodes
   kubectl apply -f job.yaml            # or, without kubectl: evertrain run job.yaml
 
-{end} ends it and its pods; objects stay in {settings.folder}."""
+{_about_clusterd(settings, clusterd)}{end} ends it and its pods; objects stay in {settings.folder}."""
+
+
+def _about_clusterd(settings: Settings, clusterd: str) -> str:
+    if not clusterd:
+        return ""
+    who = "anybody on this machine" if settings.clusterd_insecure else "whoever has a job's token"
+    return f"ClusterD leads the recovery of jobs; it serves {who} on {clusterd}.\n"
 
 
 async def _detach(argv: Sequence[str], folder: Path) -> int:
@@ -199,7 +246,8 @@ async def _detach(argv: Sequence[str], folder: Path) -> int:
     finally:
         os.close(writer)
     try:
-        said = await asyncio.wait_for(_read(reader), START_PATIENCE)
+        async with asyncio.timeout(START_PATIENCE):
+            said = await _read(reader)
     except TimeoutError:
         await _end(process)
         raise CommandError(f"the cluster did not start within {START_PATIENCE:g} s; what it said is in {log}") from None

@@ -1,4 +1,4 @@
-"""`evertrain demo`: train, kill a process in the middle, and show that the result is the same bits.
+"""`evertrain demo launch`: no cluster, only `evertrain launch`: train, kill a process in the middle, compare the bits.
 
 Two runs of the example with the same arguments, started like any user would start them. In the second one a rank is
 killed from outside with SIGKILL, the signal that no process can catch. What the screen shows is read from what the
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from evertrain.cli import timeline
+from evertrain.cli.demo import screen
 
 EXAMPLE = Path("examples") / "pytorch" / "train.py"
 LINES = 6  # of progress in each run
@@ -48,19 +49,21 @@ class Run:
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     script = _find_script(args.script)
     if script is None:
         missing = args.script or EXAMPLE
-        print(f"evertrain demo: there is no {missing}; run it in a clone of the repository", file=sys.stderr)
+        print(f"evertrain demo launch: there is no {missing}; run it in a clone of the repository", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="evertrain-demo-") as folder:
         return _demo(script, args, Path(folder))
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="evertrain demo", description="Train, kill a process in the middle, compare.")
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="evertrain demo launch", description="Train, kill a process in the middle, compare."
+    )
     parser.add_argument("script", nargs="?", help=f"the training script (default: {EXAMPLE} of this repository)")
     parser.add_argument("--ranks", type=int, default=4, help="processes (default 4)")
     parser.add_argument("--steps", type=int, default=300, help="steps of each run (default 300)")
@@ -73,22 +76,22 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _find_script(given: str | None) -> Path | None:
-    roots = (Path.cwd(), Path(__file__).resolve().parents[3])
+    roots = (Path.cwd(), Path(__file__).resolve().parents[4])
     candidates = [Path(given)] if given else [root / EXAMPLE for root in roots]
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _demo(script: Path, args: argparse.Namespace, folder: Path) -> int:
     title = f"{args.ranks} processes train a small transformer together; one of them is killed with kill -9."
-    print(_bold("Evertrain demo. " + title))
+    print(screen.bold("Evertrain demo. " + title))
     print("The question: does the training survive, and does it learn the same as if nothing had happened?")
 
-    print(_bold(f"\n1. For comparison: {args.steps} steps in which nothing happens."))
+    print(screen.bold(f"\n1. For comparison: {args.steps} steps in which nothing happens."))
     calm = _train(script, args, folder / "calm.jsonl", flags=["--ft-warm", "0"])
     if not _completed(calm, args.ranks):
         return 1
 
-    print(_bold(f"\n2. The same again, and rank {args.kill_rank} is killed in the middle."))
+    print(screen.bold(f"\n2. The same again, and rank {args.kill_rank} is killed in the middle."))
     events = Path(args.events).absolute() if args.events else folder / "killed.jsonl"
     killer = Killer(args.kill_rank, args.steps, events)
     killed = _train(script, args, events, on_step=killer.watch)
@@ -99,13 +102,13 @@ def _demo(script: Path, args: argparse.Namespace, folder: Path) -> int:
         print("   the run was over before the process could be killed; try more --steps")
         return 1
 
-    print(_bold("\n3. The recovery, as the controller recorded it."))
+    print(screen.bold("\n3. The recovery, as the controller recorded it."))
     for incident in incidents:
         _show_incident(killer.timed(incident, killed.events))
 
-    print(_bold("\n4. The proof: SHA-256 of what each rank has at the end."))
+    print(screen.bold("\n4. The proof: SHA-256 of what each rank has at the end."))
     same = _show_proof(calm, killed)
-    print(_bold(f"\n   identical: {'yes' if same else 'NO'}"))
+    print(screen.bold(f"\n   identical: {'yes' if same else 'NO'}"))
     if same:
         print(
             "   The killed process lost its memory, the training lost nothing: not one bit of the weights, the\n"
@@ -134,7 +137,7 @@ class Killer:
         self._killed_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         self.done = True
-        print(_bold(f"   kill -9 {pid}") + f"   rank {self.rank} is gone, with everything that was in its memory")
+        print(screen.bold(f"   kill -9 {pid}") + f"   rank {self.rank} is gone, with everything that was in its memory")
 
     def timed(self, incident: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
         """The incident with its first phase measured from the kill: the launcher knows only when it noticed.
@@ -210,7 +213,7 @@ def _show_incident(incident: dict[str, Any]) -> None:
     for name, took in incident["phases_ms"].items():
         print(f"   {name:<8} {took:8.1f} ms   {PHASES.get(name, '')}")
     restarted = ", ".join(f"rank {rank}" for rank in incident["restarted"]) or "nobody"
-    print(_bold(f"   {'total':<8} {incident['total_ms']:8.1f} ms") + "   until all have finished a new step")
+    print(screen.bold(f"   {'total':<8} {incident['total_ms']:8.1f} ms") + "   until all have finished a new step")
     print(f"   steps lost: {incident['steps_lost']}; processes restarted: {restarted}")
 
 
@@ -226,11 +229,3 @@ def _show_proof(calm: Run, killed: Run) -> bool:
         cells = [side[key][:16] for key in ("sha256", "samples_sha256") for side in (left, right)]
         print(f"   rank {rank:<3}{cells[0]:<19}{cells[1]:<23}{cells[2]:<19}{cells[3]}  {'=' if equal else 'DIFFERENT'}")
     return same
-
-
-def _bold(text: str) -> str:
-    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else text
-
-
-if __name__ == "__main__":
-    sys.exit(main())

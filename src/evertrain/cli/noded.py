@@ -1,0 +1,15 @@
+"""`evertrain noded`: the daemon of one node in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evertrain.cli import running
+
+
+def main(argv: Sequence[str]) -> int:
+    if missing := running.missing_packages():
+        return running.complain("noded", missing, running.USAGE)
+    from evertrain.noded.__main__ import main as run
+
+    return run(list(argv))
