@@ -1,6 +1,7 @@
-"""A training loop of its own, made fault tolerant with MindIO's callbacks. Four processes, CPU:
+"""A training loop of its own, made fault tolerant with MindIO's callbacks. In a job of a cluster train_start.sh starts
+it; four processes without a cluster, on the CPU:
 
-    for rank in 0 1 2 3; do RANK=$rank WORLD_SIZE=4 python examples/mindio/train.py --steps 50 & done; wait
+    for rank in 0 1 2 3; do RANK=$rank WORLD_SIZE=4 python examples/resumable/train.py --steps 50 & done; wait
 
 The optimizer is sharded, and every shard is kept twice: with four ranks 0 and 2 hold one half of it, 1 and 3 the other.
 A rank that loses its state gets it back from the other holder. The order of the calls is that of any framework; what is
@@ -10,21 +11,31 @@ Try `--fault 10:1:uce` (rank 1 loses its memory in step 10): the hashes at the e
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import signal
+import sys
+import time
+import uuid
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from evertrain.torch import lazy_dynamo
 from evertrain.torch.tft_collectives import Collectives
 from mindio_ttp import framework_ttp as tft
 
+lazy_dynamo.install()  # the first step of an optimizer would load torch's compiler, half of the time until it is done
 REPLICAS, GLOBAL_BATCH, SAMPLES = 2, 12, 1200
+SLOW = 1.0
+"""Seconds of a step, while something is done to the job."""
+LOST = 3
+"""Processes that a rank which is broken loses: the one that is repaired, the next in its pod, the first in another."""
 
 
 class Shards:
@@ -80,6 +91,7 @@ class Job:
         self.collectives: Collectives  # made in `start`
         self.step = 0
         self.reborn = False
+        self.slow = False
         self.faults = {tuple(fault.split(":")) for fault in options.fault}
         generator = torch.Generator().manual_seed(options.seed)
         self.inputs = torch.randn(SAMPLES, 16, generator=generator)
@@ -95,6 +107,7 @@ class Job:
         self.collectives.leave_all()  # new groups are built where they are used, under the name of this recovery
 
     def repair(self, step, need_rebuild, error_ranks, info, args, ctx=None):
+        self.suffer()
         kind = tft.RepairType(info["repair_type"])
         self.note(kind.name)
         if need_rebuild:
@@ -117,12 +130,16 @@ class Job:
     def rollback(self, step, args, ctx=None):
         self.note("rollback")
         self.step = int(args[0].tensors()[3].item())  # the step that the state is of
+        self.complete_record(self.rank)
 
     def downgrade_rebuild(self, dp_ranks, world_ranks, args, param):
         self.note("downgrade_rebuild")
         self.collectives.leave_all()
         self.world = world_ranks
         self.rollback(0, args)
+        if self.rank == self.world[0]:
+            for rank in set(self.dp_ranks) - set(self.world):
+                self.complete_record(rank)
 
     def upgrade_rebuild(self, ranks, args, param):
         self.note("upgrade_rebuild")
@@ -166,6 +183,28 @@ class Job:
 
     # --- for trying it out
 
+    def begin_record(self, *what: object) -> str:
+        """What goes into this step, before anybody may count it as done: who dies in its update can't tell any more."""
+        line = json.dumps([self.step + 1, *what]) + "\n"
+        written = self.directory / f"doing.{self.rank}.new"
+        written.write_text(line)
+        written.rename(self.directory / f"doing.{self.rank}")
+        return line
+
+    def record(self, line: str, rank: int) -> None:
+        with open(self.directory / f"steps.{rank}", "a") as file:
+            file.write(line)
+
+    def complete_record(self, rank: int) -> None:
+        """The last step of a process that died may not be on record, although all have done it with its share."""
+        doing, record = self.directory / f"doing.{rank}", self.directory / f"steps.{rank}"
+        if not doing.exists():
+            return
+        lines = record.read_text().splitlines() if record.exists() else []
+        line, recorded = doing.read_text(), json.loads(lines[-1])[0] if lines else 0
+        if recorded < json.loads(line)[0] <= self.step:
+            self.record(line, rank)
+
     def note(self, event: str) -> None:
         with open(self.directory / f"events.{self.rank}", "a") as file:
             file.write(f"{event} {os.getpid()}\n")
@@ -173,16 +212,66 @@ class Job:
     def inject(self) -> None:
         for fault in list(self.faults):
             step, rank, kind = fault
-            if (int(step), int(rank)) == (self.step, self.rank):
+            happened = self.directory / f"fault.{step}.{rank}.{kind}"  # once, however often the job starts again
+            if (int(step), int(rank)) == (self.step, self.rank) and not happened.exists():
+                happened.touch()
                 self.faults.discard(fault)
                 FAULTS[kind](self)
+
+    def may_go(self) -> bool:
+        return (self.directory / "go").exists()
+
+    def take_time(self) -> None:
+        self.slow = self.slow and not self.may_go()
+        time.sleep(SLOW if self.slow else self.options.pace)
+
+    def suffer(self) -> None:
+        """Of a rank that is broken, nothing can be repaired, and some more processes do not live."""
+        broken = self.directory / f"broken.{self.rank}"
+        left = int(broken.read_text()) if broken.exists() else 0
+        if left:
+            broken.write_text(str(left - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def raising(text: str):
     def fault(job: Job) -> None:
+        say(f"rank {job.rank} raises {text!r}")
         raise RuntimeError(text)
 
     return fault
+
+
+def break_down(job: Job) -> None:
+    """Worse than it looks: it seems that running the step again would do."""
+    (job.directory / f"broken.{job.rank}").write_text(str(LOST))
+    raising("UCE ERROR")(job)
+
+
+def make_chip_faulty(job: Job) -> None:
+    """That of this rank, on the node that it is on first, fails the stress test."""
+    from evertrain.taskd.worker import cpu_stress, operations
+
+    noted = job.directory / f"faulty.{job.rank}"
+    if not noted.exists():
+        noted.write_text(node())
+    if noted.read_text() == node():
+        operations.register_stress_test(lambda op: 2 if op == operations.AIC else cpu_stress.detect(op))
+
+
+def node() -> str:
+    return os.environ.get("XDL_IP", "")
+
+
+def hold(job: Job) -> None:
+    """Until there is a file `go`: time to do something to the job."""
+    while not job.may_go():
+        time.sleep(0.02)
+
+
+def slow_down(job: Job) -> None:
+    """From here on, until there is a file `go`: time to do something while the job trains."""
+    job.slow = True
 
 
 FAULTS = {
@@ -191,6 +280,9 @@ FAULTS = {
     "network": raising("HCCL OP RETRY FAILED"),
     "error": raising("an ordinary error"),
     "kill": lambda job: os.kill(os.getpid(), signal.SIGKILL),
+    "broken": break_down,
+    "hold": hold,
+    "slow": slow_down,
 }
 
 
@@ -198,17 +290,42 @@ def start(job: Job) -> None:
     """Rank 0 hosts the controller, unless a platform does."""
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("TTP_PORT", "8000"))
     size = len(job.dp_ranks)
-    store = job.directory / f"store{os.environ.get('RUN_ID', '')}"
     if job.rank == 0 and "MINDX_TASK_ID" not in os.environ:
-        store.unlink(missing_ok=True)  # of an earlier run; nobody uses it before the controller is there
+        plain_store(job).unlink(missing_ok=True)  # of an earlier run; nobody uses it before the controller is there
         tft.tft_init_controller(0, size, False, True, True)
         tft.tft_start_controller(address, port, False, "")
     tft.tft_init_processor(job.rank, size, False, False, "", True, True, True)
     tft.tft_start_processor(address, port)
     job.reborn = tft.tft_is_reboot_node()
-    job.collectives = Collectives(job.rank, dist.FileStore(str(store), -1))  # a store that is not lost with a rank
+    job.collectives = Collectives(job.rank, dist.FileStore(str(store_file(job)), -1))
     if job.reborn:
         job.faults.clear()  # they have happened
+
+
+def store_file(job: Job) -> Path:
+    """Where the ranks meet: in a file, which is not lost with any of them.
+
+    Processes that begin together have a new one, for which torchrun's store gives the name: what those before have left
+    must not be in it. Who joins later finds the name beside it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return plain_store(job)
+    noted = job.directory / "store.name"
+    if job.reborn:
+        return job.directory / noted.read_text()
+    met, *_ = next(dist.rendezvous("env://"))
+    if job.rank == 0:
+        name = f"store-{uuid.uuid4().hex}"
+        written = noted.with_suffix(".new")
+        written.write_text(name)
+        written.rename(noted)
+        met.set("store", name)
+    return job.directory / met.get("store").decode()
+
+
+def plain_store(job: Job) -> Path:
+    """Without torchrun."""
+    return job.directory / f"store-{os.environ.get('RUN_ID', '')}"
 
 
 def register(job: Job) -> None:
@@ -236,6 +353,7 @@ def register(job: Job) -> None:
 def train(shards: Shards, job: Job) -> Shards:
     if job.reborn:
         job.reborn = False
+        say(f"rank {job.rank} is ready to join")
         raise RuntimeError("ARF FINISH")  # ready to join the others, who have been training
     with job.collectives.training():
         group = job.collectives.join("world", job.world)
@@ -247,22 +365,44 @@ def train(shards: Shards, job: Job) -> Shards:
             shards.model.zero_grad()
             loss.backward()
             job.inject()
+            job.take_time()
             gradient = torch.cat([shards.gradient(), loss.detach().reshape(1)])
             group.allreduce([gradient]).wait()
+            line = job.begin_record(batch, gradient[-1].item(), digest(shards.parts))
             job.collectives.barrier(group)
 
             tft.tft_start_updating_os()
             shards.update(gradient[:-1])
             job.step += 1
+            job.record(line, job.rank)  # the next line may not return: it raises if all are being stopped
             tft.tft_end_updating_os(job.step)
 
-            with open(job.directory / f"steps.{job.rank}", "a") as file:
-                file.write(json.dumps([job.step, batch, gradient[-1].item(), digest(shards.parts)]) + "\n")
+            if place == 0:
+                say(f"step {job.step}/{job.options.steps}  loss {gradient[-1].item():.4f}  {len(job.world)} ranks")
             if job.options.checkpoint_every and job.step % job.options.checkpoint_every == 0:
                 job.periodic(group, shards)
             tft.tft_pause_train(job.step)
         shards.gather(group, job.world)
     return shards
+
+
+@contextlib.contextmanager
+def taskd_worker(job: Job):
+    """Link failover, stress test and timings on the cluster's order, while the training pauses or runs."""
+    from taskd.api import destroy_taskd_worker, init_taskd_worker, start_taskd_worker
+
+    if job.options.faulty_chip == job.rank:
+        make_chip_faulty(job)
+    if not init_taskd_worker(job.rank, framework="pt") or not start_taskd_worker():
+        raise RuntimeError("TaskD's worker does not start; its log says why")
+    yield
+    destroy_taskd_worker()
+
+
+def say(text: str) -> None:
+    """A line in one piece: the processes of a pod share its log."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def digest(tensors: list[torch.Tensor]) -> str:
@@ -275,20 +415,27 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dir", default="mindio-example", help="checkpoints, the store, logs of samples and callbacks")
     parser.add_argument("--checkpoint-every", type=int, default=0)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes longer, to watch it")
     parser.add_argument("--fault", action="append", default=[], help=f"STEP:RANK:KIND of {', '.join(FAULTS)}")
+    parser.add_argument("--taskd", action="store_true", help="obey TaskD: link failover, stress test, profiling")
+    parser.add_argument("--faulty-chip", type=int, metavar="RANK", help="its chip fails a stress test")
     options = parser.parse_args()
     Path(options.dir).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
 
     job = Job(options)
+    say(f"rank {job.rank} is process {os.getpid()}")
+    job.suffer()
     start(job)
     shards = job.build()
     if not job.reborn:
         job.step = job.load(shards)
+        job.complete_record(job.rank)
     register(job)
-    shards = train(shards, job)
+    with taskd_worker(job) if options.taskd else contextlib.nullcontext():
+        shards = train(shards, job)
     result = {"rank": job.rank, "step": job.step, "weights": digest(shards.parts), "state": digest(shards.tensors())}
-    print(json.dumps(result), flush=True)
+    say(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,23 @@
+#!/bin/bash
+# bash train_start.sh CODE_DIR OUTPUT_DIR SCRIPT [ARGUMENT ...], in each pod of the job.
+code_dir=$1 output_dir=$2 script=$3
+shift 3
+cd "$code_dir" || exit 1
+
+TASKD_SO_PATH="$(python -c 'import taskd; print(taskd.__path__[0])')/python/cython_api/libs/libtaskd.so"
+[[ -e "$TASKD_SO_PATH" ]] && export LD_PRELOAD=$TASKD_SO_PATH:$LD_PRELOAD
+export TASKD_PROCESS_ENABLE="on"
+# PyTorch
+if [[ "${RANK}" == 0 ]]; then
+    export MASTER_ADDR=${POD_IP}
+    python manager.py &           # Determined by the current path.
+fi
+
+# In an image whose torchrun has the documents' line in it, this is not needed.
+torchrun() { python -c 'import taskd.python.adaptor.patch, torch.distributed.run as run; run.main()' "$@"; }
+
+DISTRIBUTED_ARGS="--nproc_per_node 2 --nnodes 2 --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT --max_restarts 32767"
+torchrun $DISTRIBUTED_ARGS --log_dir "$output_dir/torchrun" "$script" --dir "$output_dir" "$@"
+code=$?
+wait
+exit $code
