@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 
@@ -39,6 +41,13 @@ def _pem(key: CertificateIssuerPrivateKeyTypes, password: str = "") -> bytes:
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 @dataclass
@@ -83,9 +92,11 @@ class Authority:
         ca: bool = False,
         begins: timedelta = -DAY,
         ends: timedelta = 365 * DAY,
+        hosts: Sequence[str] = (),
     ) -> x509.Certificate:
         now = datetime.now(UTC)
-        return (
+        names = x509.SubjectAlternativeName([_general(host) for host in hosts])
+        builder = (
             x509.CertificateBuilder()
             .subject_name(_name(name))
             .issuer_name(_name(self.name))
@@ -94,8 +105,8 @@ class Authority:
             .not_valid_before(now + begins)
             .not_valid_after(now + ends)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256())
         )
+        return (builder.add_extension(names, critical=False) if hosts else builder).sign(self._key, hashes.SHA256())
 
     def issue(
         self,
@@ -105,9 +116,11 @@ class Authority:
         password: str = "",
         begins: timedelta = -DAY,
         ends: timedelta = 365 * DAY,
+        hosts: Sequence[str] = (),
     ) -> Issued:
+        """`hosts`: names and addresses of a server."""
         private = new_key(key)
-        certificate = self._sign(name, private, begins=begins, ends=ends)
+        certificate = self._sign(name, private, begins=begins, ends=ends, hosts=hosts)
         cert_file, key_file = self.folder / f"{self.name}-{name}.pem", self.folder / f"{self.name}-{name}.key"
         cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         key_file.write_bytes(_pem(private, password))

@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from leftovers import TEST_ID, Leftovers
+import once
+import ports
+import requests_asked
+from keeper import kept
+from leftovers import TEST_ID, Leftovers, mark
 
 # The tests share few cores with the processes they start. And some fork: a child of a process in which OpenMP has run
 # with several threads hangs in its first parallel region.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Clusters of several tests run at the same time.
+os.environ["EVERTRAIN_CLUSTERD_ADDR"] = "127.0.0.1:0"
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process that they start.
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -18,20 +27,69 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _logs_of_the_callback_interface(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TTP_LOG_PATH"] = str(tmp_path_factory.mktemp("ttp-logs"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _logs_of_taskd(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["TASKD_LOG_PATH"] = str(tmp_path_factory.mktemp("taskd") / "logs")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _results_for_all_workers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # each worker has its own folder in that of the whole run
+    os.environ[once.FOLDER] = str(folder / "results")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _requests_of_parts_are_listened_to() -> Iterator[None]:
+    with requests_asked.listening():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _parts_ask_for_what_they_may() -> Iterator[None]:
+    yield
+    unlisted, requests_asked.unlisted[:] = list(requests_asked.unlisted), []
+    assert not unlisted
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ports_of_this_process() -> None:
+    ports.claim()  # now: no test is blamed for what stays open
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept() -> Iterator[None]:
+    """A test process that is killed can end nothing any more. What several tests share belongs to none of them."""
+    with kept(mark()):
+        os.environ[TEST_ID] = f"{os.getpid()}-shared"
+        yield
+
+
 @pytest.fixture
-def no_leftovers() -> Iterator[None]:
+def no_leftovers(_kept: None) -> Iterator[None]:
     """Fails a test that leaves a process, a descriptor or shared memory behind, and ends the processes."""
-    leftovers = Leftovers()
+    leftovers, shared = Leftovers(), os.environ[TEST_ID]
     os.environ[TEST_ID] = leftovers.test_id
     try:
         yield
     finally:
-        del os.environ[TEST_ID]
+        os.environ[TEST_ID] = shared
         found = leftovers.find()
         leftovers.end()
     if found:

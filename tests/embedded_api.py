@@ -61,7 +61,7 @@ class EmbeddedApi:
 
     def __enter__(self) -> Running:
         self._thread.start()
-        assert self._started.wait(30), "the server did not start"
+        assert self._started.wait(90), "the server did not start"
         if self._failure is not None:
             raise self._failure
         return self._running

@@ -27,7 +27,7 @@ from evertrain.embedded.store import Store
 from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, EVENT, POD, QUEUE, AlreadyExists, Object
 from leftovers import TEST_ID
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 @dataclass
@@ -159,7 +159,7 @@ async def soon(condition: Callable[[], Any], patience: float = 3.0) -> None:
 
 
 def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    asyncio.run(asyncio.wait_for(work, 90))
 
 
 async def ready(cluster: SmallCluster, name: str, word: str = "ready") -> None:

@@ -197,13 +197,22 @@ class FakeKube:
         raise AssertionError("nothing that is tested here applies")
 
     async def delete(
-        self, kind: Kind, name: str, namespace: str | None = None, *, uid: str = "", grace: int | None = None
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str = "",
+        version: str = "",
+        grace: int | None = None,
     ) -> None:
         self.before("delete", kind, name)
         await asyncio.sleep(0)
         current = self._find(kind, namespace, name)
         if uid and current["metadata"]["uid"] != uid:
             raise Conflict(409, "Conflict", "the uid is another one")
+        if version and current["metadata"]["resourceVersion"] != version:
+            raise Conflict(409, "Conflict", "the version is another one")
         self.calls.append(("delete", kind.kind, name))
         self.graces.append(grace)
         if kind == POD and self.lingering and grace != 0:

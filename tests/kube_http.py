@@ -6,7 +6,7 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +112,7 @@ class Client:
 
     @contextmanager
     def watch(
-        self, path: str, *, timeout: float = 10.0, headers: dict[str, str] | None = None, **query: str
+        self, path: str, *, timeout: float = 60.0, headers: dict[str, str] | None = None, **query: str
     ) -> Iterator[Iterator[Object]]:
         """Events one by one; a wait of more than `timeout` seconds fails."""
         connection = self._connect(timeout)
@@ -125,7 +125,15 @@ class Client:
         finally:
             connection.close()
 
-    def until_gone(self, path: str, seconds: float = 10.0) -> None:
+    def until(self, path: str, condition: Callable[[Answer], bool], seconds: float = 60.0) -> Answer:
+        """For what a real server does in the background."""
+        end = time.monotonic() + seconds
+        while not condition(answer := self.get(path)):
+            assert time.monotonic() < end, f"{path} stays as it is: {answer.body[:1000]!r}"
+            time.sleep(0.02)
+        return answer
+
+    def until_gone(self, path: str, seconds: float = 60.0) -> None:
         """Waits for controllers to finish a deletion."""
         end = time.monotonic() + seconds
         while self.get(path).code != 404:

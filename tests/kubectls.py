@@ -7,6 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 
 def kubectls() -> dict[str, str]:
     """Path by version (`1.27`), oldest first; empty if there is none."""
@@ -22,3 +24,11 @@ def kubectls() -> dict[str, str]:
     wanted = {version: path for version, path in versions.items() if 27 <= int(version[2:]) <= 33}
     ordered = dict(sorted(wanted.items(), key=lambda item: int(item[0][2:])))
     return ordered or {"default": found}
+
+
+def marks(versions: dict[str, str]) -> dict[str, tuple[pytest.MarkDecorator, ...]]:
+    """When tests of each version run: the newest always, the oldest with the matrix, those between when all is run.
+    Each call of kubectl costs a tenth of a second of a core."""
+    oldest, newest = next(iter(versions), ""), next(reversed(versions), "")
+    found: dict[str, tuple[pytest.MarkDecorator, ...]] = dict.fromkeys(versions, (pytest.mark.exhaustive,))
+    return found | {oldest: (pytest.mark.matrix,), newest: ()}

@@ -211,7 +211,7 @@ def launch(*argv: object, env: dict[str, str] | None = None, events: Path | None
     return finish(start(*extra, *argv, env=env, **more), began, events)
 
 
-def wait_for(condition: Any, what: str, seconds: float = 15.0) -> Any:
+def wait_for(condition: Any, what: str, seconds: float = 60.0) -> Any:
     """The first true value of the condition."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -15,9 +15,14 @@ from pathlib import Path
 import psutil
 
 TEST_ID = "EVERTRAIN_TEST_ID"
-PATIENCE = 3.0  # seconds that what a test has ended may take to be gone
+PATIENCE = 10.0  # seconds that what a test has ended may take to be gone, on a busy machine
 SHARED_MEMORY = Path("/dev/shm")
 _numbers = itertools.count()
+
+
+def mark() -> str:
+    """What the environment of everything has in it that tests of this process have started."""
+    return f"{TEST_ID}={os.getpid()}-"
 
 
 class Leftovers:

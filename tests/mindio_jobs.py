@@ -1,4 +1,4 @@
-"""Jobs of the example in examples/mindio, and a platform that a test leads.
+"""Jobs of the example in examples/resumable, and a platform that a test leads.
 
 Ranks are real processes, forked from a server that has torch loaded already: importing it takes seconds, a fork
 milliseconds. The controller lives in the test's process, as it does in the platform's.
@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import queue
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -22,12 +21,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from evertrain.mindio.tft import api_controller
+from evertrain.mindio.tft import api_controller, standbys
+from evertrain.mindio.tft.runtime import runtime
 from mindio_ttp import controller_ttp
+from ports import free_port
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "mindio" / "train.py"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "resumable" / "train.py"
 WORLD = 4
-PATIENCE = 60.0
+PATIENCE = 120.0
+PACE = "pace"
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -61,8 +63,22 @@ def load_example() -> Any:
     return found
 
 
-def _run_rank(arguments: list[str], environment: dict[str, str], output: str, gates: dict[str, Any]) -> None:
-    """In a new process: what `python examples/mindio/train.py` does."""
+class Gate:
+    """Who opens an Event waits for all who waited for it to wake up, for ever if one of them has died. Not so here."""
+
+    def __init__(self) -> None:
+        self._opened = _context.Semaphore(0)
+
+    def wait(self, seconds: float) -> None:
+        if self._opened.acquire(timeout=seconds):
+            self._opened.release()  # for the next one
+
+    def set(self) -> None:
+        self._opened.release()
+
+
+def _run_rank(arguments: list[str], environment: dict[str, str], output: str, gates: dict[str, Gate]) -> None:
+    """In a new process: what `python examples/resumable/train.py` does."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -71,8 +87,14 @@ def _run_rank(arguments: list[str], environment: dict[str, str], output: str, ga
     example = load_example()
     for name, gate in gates.items():
         example.FAULTS[name] = lambda job, gate=gate: gate.wait(PATIENCE)
-    example.FAULTS["lose-controller"] = _lose_controller
+    for kind in ("uce", "network"):
+        example.FAULTS[f"{kind}-together"] = _together(example.FAULTS[kind])
+        example.FAULTS[f"{kind}-stopped"] = _when_stopped(example.FAULTS[kind])
+    example.FAULTS["lose-controller"] = lose_controller
     example.FAULTS["cut"] = _cut_network
+    example.Job.inject = _paced(example.Job.inject)
+    if environment.get("TEST_AWAIT_STANDBYS"):
+        example.Job.inject = _knowing_the_standbys(example.Job.inject)
     if patience := environment.get("TEST_PATIENCE"):
         example.Collectives.__init__ = functools.partialmethod(example.Collectives.__init__, patience=float(patience))
     if environment["RANK"] == environment.get("TEST_CLEAN_FAILS_ON"):
@@ -82,12 +104,104 @@ def _run_rank(arguments: list[str], environment: dict[str, str], output: str, ga
         _lose_controller_in(owner, moment)
     rank, _, moment = environment.get("TEST_DIES_IN", "").partition(":")
     if environment["RANK"] == rank:
-        setattr(example.Job, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(example.Job, moment, _die)
+    if moment := environment.get("TEST_HOLDS_IN"):
+        setattr(example.Job, moment, _hold)
+    if environment.get("TEST_FAULT_IN_UPDATE"):
+        _fault_in_update(example, environment["RANK"], int(environment["TEST_FAULT_IN_UPDATE"]))
     sys.argv = [str(EXAMPLE), *arguments]
     example.main()
 
 
-def _lose_controller(job: Any) -> None:
+def _paced(inject: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Not beyond the step that the test allows, if it says anything about it."""
+
+    def paced(job: Any) -> None:
+        pace = job.directory / PACE
+        while pace.exists() and job.step >= int(pace.read_text()):
+            time.sleep(0.01)
+        inject(job)
+
+    return paced
+
+
+def _knowing_the_standbys(inject: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Nobody does a step, and nothing happens, before every rank knows where to go when the controller is lost."""
+    known = False
+
+    def led(job: Any) -> None:
+        nonlocal known
+        if not known:
+            until(lambda: len(runtime.processor._standbys) == standbys.COUNT, "the addresses of the standbys")
+            known = True
+        inject(job)
+
+    return led
+
+
+def _together(fault: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Not before every rank is at its fault that has one in this step. Nobody is stopped between that and the fault, so
+    none of them can be repaired first, however long another one takes from here to its report."""
+
+    def faulted(job: Any) -> None:
+        runtime.shield(True)  # until the training function is left
+        job.directory.joinpath(f"at-fault.{job.step}.{job.rank}").touch()
+        others = [rank for step, rank, _ in (each.split(":") for each in job.options.fault) if int(step) == job.step]
+        files = [job.directory / f"at-fault.{job.step}.{rank}" for rank in others]
+        until(lambda: all(file.exists() for file in files), "the other ranks with a fault")
+        fault(job)
+
+    return faulted
+
+
+def _when_stopped(fault: Callable[[Any], None]) -> Callable[[Any], None]:
+    """After the others' faults were found and it was decided what to do about them: when this rank is being stopped."""
+
+    def stopped(job: Any) -> None:
+        assert job.collectives._stopped.wait(PATIENCE), "waited too long for the stop"
+        fault(job)
+
+    return _together(stopped)
+
+
+def _hold(job: Any, *_: Any) -> None:
+    """As long as it takes the test to kill this process."""
+    job.note("held")
+    time.sleep(PATIENCE)
+
+
+def _die(job: Any, *_: Any) -> None:
+    """When another rank has begun to save as well, so that there is something to do again."""
+    until(lambda: any("save" in file.read_text() for file in job.directory.glob("events.*")), "another saver")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fault_in_update(example: Any, rank: str, step: int) -> None:
+    """Rank 3 dies in the update of this step when two others have done theirs; rank 1 is still at it when all stop."""
+    update, job = example.Shards.update, None
+
+    def known(original: Any) -> Any:
+        def register(its: Any) -> None:
+            nonlocal job
+            job = its
+            original(its)
+
+        return register
+
+    def late(shards: Any, gradient: Any) -> None:
+        if rank in "13" and job.step + 1 == step and not job.directory.joinpath("faulted." + rank).exists():
+            job.directory.joinpath("faulted." + rank).touch()
+            if rank == "3":
+                files = [job.directory / f"steps.{other}" for other in "02"]
+                until(lambda: all(f"[{step}, " in file.read_text() for file in files), "the updates of others")
+                os.kill(os.getpid(), signal.SIGKILL)
+            until(lambda: runtime.processor.steps.lock_step == step, "the lock of the step")
+        update(shards, gradient)
+
+    example.register, example.Shards.update = known(example.register), late
+
+
+def lose_controller(_: Any = None) -> None:
     """The controller of this process vanishes without a word, as if its process had; the training does not."""
     controller = api_controller._controller
     api_controller._controller = None
@@ -108,7 +222,7 @@ def _lose_controller_in(owner: type, moment: str) -> None:
 
     def callback(self: Any, *args: Any) -> Any:
         if api_controller._controller is not None:
-            _lose_controller(None)
+            lose_controller()
         return original(self, *args)
 
     setattr(owner, moment, callback)
@@ -126,14 +240,14 @@ class Job:
         self.port = port
         self.arguments = ["--dir", str(directory), "--steps", str(steps), *arguments]
         self.platform = platform
-        self.gates: dict[str, Any] = {}
+        self.gates: dict[str, Gate] = {}
         self.processes: dict[int, Any] = {}
         self._all: list[Any] = []
         self.environment: dict[str, str] = {}
 
-    def gate(self, name: str) -> Any:
+    def gate(self, name: str) -> Gate:
         """Something that a rank waits for: a fault of this kind."""
-        self.gates[name] = _context.Event()
+        self.gates[name] = Gate()
         return self.gates[name]
 
     def start(self, *ranks: int, **environment: str) -> None:
@@ -154,6 +268,23 @@ class Job:
             process.start()
             self.processes[rank] = process
             self._all.append(process)
+
+    def allow(self, step: int) -> None:
+        """Train up to here; after the first word about it, training waits for the next."""
+        new = self.directory / f"{PACE}.new"
+        new.write_text(str(step))
+        new.rename(self.directory / PACE)
+
+    def wait_told_to_halt(self, step: int) -> None:
+        """Until all ranks know that they are to halt at the end of this step: only then they may go there."""
+        line = f"training is to halt at the end of step {step}\n"
+        logs = self.directory / "logs"
+        until(lambda: sum(line in file.read_text() for file in logs.glob("*")) == WORLD, f"the order to halt at {step}")
+
+    def wait_at_another_controller(self) -> None:
+        """Until all ranks have found the one that leads now."""
+        line, logs = "registered with the controller", self.directory / "logs"
+        until(lambda: sum(line in file.read_text() for file in logs.glob("*")) == WORLD, "all to find the standby")
 
     def wait(self, codes: tuple[int, ...] = (0,)) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -265,11 +396,6 @@ def until(condition: Callable[[], Any], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ async def background(*parts: Callable[[], Awaitable[None]]) -> AsyncIterator[Non
                 raise result
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 180.0) -> None:
     async with asyncio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.02)

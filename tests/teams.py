@@ -44,7 +44,7 @@ class Team:
 
     def wait_until_ready(self) -> None:
         """Importing torch takes seconds, or a minute on a busy machine; no test's time limit is about that."""
-        self.answers(timeout=100.0)
+        self.answers(timeout=200.0)
 
     def begin(self, function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> None:
         for rank in range(self.size) if ranks is None else ranks:
@@ -52,7 +52,7 @@ class Team:
             pipe.write(json.dumps([function.__name__, args]) + "\n")
             pipe.flush()
 
-    def answers(self, ranks: Iterable[int] | None = None, timeout: float = 60.0) -> list[Any]:
+    def answers(self, ranks: Iterable[int] | None = None, timeout: float = 200.0) -> list[Any]:
         results = []
         deadline = time.monotonic() + timeout
         for rank in range(self.size) if ranks is None else ranks:
@@ -75,7 +75,7 @@ class Team:
     def signal(self, rank: int, number: int) -> None:
         os.kill(self.processes[rank].pid, number)
 
-    def finish(self, rank: int, timeout: float = 20.0) -> int:
+    def finish(self, rank: int, timeout: float = 90.0) -> int:
         """Let a rank end by itself; returns its exit code."""
         self.processes[rank].stdin.close()
         return self.processes[rank].wait(timeout)

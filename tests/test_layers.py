@@ -52,7 +52,9 @@ def test_every_part_of_the_cluster_is_under_a_contract() -> None:
 
 def test_the_command_line_loads_the_cluster_only_when_asked() -> None:
     packages = {"lightkube", "httpx2", "starlette", "uvicorn", "cryptography", "sqlite3"}
-    assert not packages & loaded_by("from evertrain.cli import main, up, run, down, objects, node, operator")
+    assert not packages & loaded_by(
+        "from evertrain.cli import main, up, run, down, objects, node, operator, clusterd, inject, noded"
+    )
 
 
 @pytest.mark.parametrize(

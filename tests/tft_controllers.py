@@ -15,7 +15,7 @@ from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.processor import Processor, Settings
 
 _T = TypeVar("_T")
-PATIENCE = 10.0
+PATIENCE = 120.0
 
 
 class ScriptedController:

@@ -79,6 +79,7 @@ def test_a_pod_on_a_node_has_its_grace_period(client: Client, pods: str) -> None
     client.get(f"{pods}/p").expect(404, "NotFound")
 
 
+@pytest.mark.since(22)
 def test_an_eviction_deletes_with_its_own_options(client: Client, pods: str) -> None:
     made = client.post(pods, {"metadata": {"name": "p"}, "spec": {**POD, "terminationGracePeriodSeconds": 17}}).expect(
         201
@@ -185,6 +186,7 @@ def test_a_collection_can_be_deleted_by_labels(client: Client, maps: str) -> Non
     assert left == ["b"]
 
 
+@pytest.mark.since(35)
 @pytest.mark.parametrize("body", [b"[]", b'{"gracePeriodSeconds": "soon"}', b"{", b'{"preconditions": 5}'])
 def test_bad_options_delete_nothing(client: Client, maps: str, body: bytes) -> None:
     make(client, maps, "a")

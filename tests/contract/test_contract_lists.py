@@ -69,9 +69,11 @@ def test_pods_can_be_chosen_by_node_and_phase(client: Client, pods: str) -> None
     client.delete(f"{pods}/p", gracePeriodSeconds="0").expect(200)
 
 
-def test_fields_that_can_not_be_selected_are_named(client: Client, maps: str) -> None:
+def test_fields_that_can_not_be_selected_are_named(client: Client, maps: str, pods: str) -> None:
     status = client.get(maps, fieldSelector="data.a=1").expect(400, "BadRequest")
-    assert "field label not supported: data.a" in status["message"]
+    assert '"data.a" is not a known field selector: only "metadata.name", "metadata.namespace"' in status["message"]
+    status = client.get(pods, fieldSelector="spec.a=1").expect(400, "BadRequest")
+    assert "field label not supported: spec.a" in status["message"]
 
 
 def test_pages_show_one_moment(client: Client, five: str) -> None:
@@ -121,8 +123,12 @@ def test_a_version_of_the_future_is_a_timeout(client: Client, maps: str) -> None
     assert status["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"
 
 
-def test_versions_must_be_versions(client: Client, maps: str) -> None:
+@pytest.mark.stricter
+def test_a_version_must_be_a_number(client: Client, maps: str) -> None:
     assert client.get(maps, resourceVersion="abc").code in (400, 422)
+
+
+def test_a_match_needs_a_version_and_is_a_known_one(client: Client, maps: str) -> None:
     client.get(maps, resourceVersionMatch="Exact").expect(422, "Invalid")
     client.get(maps, resourceVersion="5", resourceVersionMatch="Perhaps").expect(422, "Invalid")
 

@@ -7,11 +7,16 @@ import pytest
 from kube_http import Client
 
 
-def test_a_namespace_is_active_and_labelled_with_its_name(client: Client, namespace: str) -> None:
+def test_a_namespace_is_active(client: Client, namespace: str) -> None:
     found = client.get(f"/api/v1/namespaces/{namespace}").expect(200)
     assert found["status"]["phase"] == "Active"
-    assert found["metadata"]["labels"]["kubernetes.io/metadata.name"] == namespace
     assert found["spec"]["finalizers"] == ["kubernetes"]
+
+
+@pytest.mark.since(21)
+def test_a_namespace_is_labelled_with_its_name(client: Client, namespace: str) -> None:
+    found = client.get(f"/api/v1/namespaces/{namespace}").expect(200)
+    assert found["metadata"]["labels"]["kubernetes.io/metadata.name"] == namespace
 
 
 def test_the_usual_namespaces_are_there(client: Client) -> None:

@@ -55,8 +55,12 @@ def test_binding_puts_a_pod_on_a_node_once(client: Client, pod: str) -> None:
     client.delete(pod, gracePeriodSeconds="0").expect(200)
 
 
+@pytest.mark.stricter
 def test_binding_needs_a_target(client: Client, pod: str) -> None:
     assert client.post(f"{pod}/binding", {"metadata": {"name": "p"}, "target": {}}).code in (400, 422)
+
+
+def test_binding_needs_a_pod(client: Client, pod: str) -> None:
     missing = pod.replace("/p", "/q")
     answer = client.post(f"{missing}/binding", {"metadata": {"name": "q"}, "target": {"name": "n"}})
     assert answer.code == 404
@@ -85,6 +89,7 @@ def test_what_a_pod_runs_can_not_be_changed(client: Client, pod: str) -> None:
     assert changed["spec"]["containers"][0]["image"] == "other"
 
 
+@pytest.mark.since(22)
 def test_eviction_deletes(client: Client, pod: str) -> None:
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}}
     client.post(f"{pod}/eviction", eviction).expect(201)

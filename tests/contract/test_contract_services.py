@@ -41,6 +41,7 @@ def test_an_address_can_be_used_once(client: Client, services: str) -> None:
     client.post(services, item).expect(201)
 
 
+@pytest.mark.since(23)  # 1.20 wants it all from the client
 def test_an_address_stays_through_updates(client: Client, services: str) -> None:
     made = client.post(services, {"metadata": {"name": "s"}, "spec": {"ports": PORTS}}).expect(201)
     item = {"metadata": {"name": "s"}, "spec": {"ports": [{"port": 81}]}}

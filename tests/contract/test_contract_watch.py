@@ -119,6 +119,7 @@ def test_initial_events_end_with_a_bookmark(client: Client, maps: str) -> None:
     assert b'"k8s.io/initial-events-end":"true"' in lines[1]
 
 
+@pytest.mark.since(27)
 def test_initial_events_need_a_version_match(client: Client, maps: str) -> None:
     client.get(maps, watch="true", sendInitialEvents="true", timeoutSeconds="1").expect(422, "Invalid")
 

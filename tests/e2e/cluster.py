@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 import launching
-from evertrain.launch.processes import free_port
+from ports import free_port
 from tests.e2e import harness
 
 
@@ -60,7 +60,7 @@ class Cluster:
         self._wake = threading.Condition()
         self._nnodes = nnodes
         self._environment = harness.environment() | {"EVERTRAIN_TOKEN": secrets.token_hex(16)}
-        port = free_port("127.0.0.2")
+        port = free_port()
         self._command = [
             sys.executable, "-m", "evertrain.cli.main", "launch", f"--nnodes={nnodes}", f"--nproc-per-node={nproc}",
             "--master-addr=127.0.0.2", f"--master-port={port}", f"--ft-bound={harness.BOUND}",

@@ -1,10 +1,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.embedded import Up, small_job
+
+LIMIT = 600
+"""Seconds for a test with whole jobs, some of which other jobs share the cores with."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT))
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +24,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     try:
         # The nodes have then started what lasts as long as they do, and a test isn't blamed for it.
         cluster.kubectl("apply", "-f", "-", stdin=small_job("first", "true", npus=8))
-        cluster.kubectl("wait", "--for=condition=Succeeded", "acjob/first", "--timeout=60s")
+        cluster.kubectl("wait", "--for=condition=Succeeded", "acjob/first", "--timeout=200s")
         cluster.kubectl("delete", "acjob", "first")
         yield cluster
     finally:

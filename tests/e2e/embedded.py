@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "cluster"
 KUBECTL = shutil.which("kubectl")
-START = 40.0
+START = 200.0
 
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not on PATH")
 
@@ -45,14 +46,121 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {"HOME": str(folder), "PATH": path, "EVERTRAIN_DATA_DIR": str(folder / "data")}
 
 
-class Up:
+class Watch:
+    """All states that `kubectl get --watch` shows."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.seen: list[Any] = []
+        self._process, self._ended, self._news = process, False, threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def until(self, condition: Callable[[Any], bool], timeout: float = 200.0) -> Any:
+        """The first one of which it holds."""
+        found: list[Any] = []
+
+        def there() -> bool:
+            found[:] = filter(condition, self.seen)
+            return bool(found) or self._ended
+
+        with self._news:
+            self._news.wait_for(there, timeout)
+        assert found, f"it did not come to it in {timeout:g} s; the last state: {self.seen[-1:]}"
+        return found[0]
+
+    def join(self) -> None:
+        """When the process has been ended."""
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        text = ""
+        for line in self._process.stdout:
+            text += line
+            if line == "}\n":
+                with self._news:
+                    self.seen.append(json.loads(text))
+                    self._news.notify_all()
+                text = ""
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+class Reached:
+    """Any cluster, as kubectl and our own commands reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        """In which they run."""
+        self.folder = folder
+        self.environment = environment(folder)
+        self.lines: list[str] = []
+        """What the cluster has said, if it says anything."""
+
+    def kubectl(
+        self, *arguments: str | Path, stdin: str | None = None, check: bool = True, binary: str | None = None,
+        timeout: float = 300.0,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        command = [binary or KUBECTL or "kubectl", *map(str, arguments)]
+        return self._run(command, stdin, check, timeout)
+
+    def evertrain(
+        self, *arguments: str | Path, stdin: str | None = None, check: bool = True, timeout: float = 300.0
+    ) -> subprocess.CompletedProcess[str]:
+        return self._run(evertrain(*arguments), stdin, check, timeout)
+
+    def _run(
+        self, command: list[str], stdin: str | None, check: bool, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command,
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=self.folder,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            log = "\n".join(self.lines[-30:])
+            raise AssertionError(
+                f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}\ncluster:\n{log}"
+            )
+        return done
+
+    def get(self, *arguments: str) -> Any:
+        return json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
+
+    def until(self, condition: Callable[[Any], bool], *arguments: str, timeout: float = 200.0) -> Any:
+        """The first state of an object of which the condition holds, as kubectl's watch shows them."""
+        with self.watching(*arguments) as watch:
+            return watch.until(condition, timeout)
+
+    @contextlib.contextmanager
+    def watching(self, *arguments: str) -> Iterator[Watch]:
+        command = [KUBECTL or "kubectl", "get", *arguments, "--watch", "--output=json"]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=self.environment, cwd=self.folder
+        ) as process:
+            watch = Watch(process)
+            try:
+                yield watch
+            finally:
+                process.kill()
+                watch.join()
+
+    def pod_processes(self) -> list[psutil.Process]:
+        """As far as they are processes of this machine, and ours."""
+        return []
+
+
+class Up(Reached):
     """`evertrain up` in the foreground."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.data = folder / "data"
-        self.environment = environment(folder)
-        self.lines: list[str] = []
         self._news = threading.Condition()
         self.process = subprocess.Popen(
             evertrain("up", *options),
@@ -94,63 +202,6 @@ class Up:
         assert found, f"no line like {pattern!r}:\n" + "\n".join(self.lines)
         return found[0]
 
-    def kubectl(
-        self, *arguments: str | Path, stdin: str | None = None, check: bool = True, binary: str | None = None,
-        timeout: float = 100.0,
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        command = [binary or KUBECTL or "kubectl", *map(str, arguments)]
-        return self._run(command, stdin, check, timeout)
-
-    def evertrain(
-        self, *arguments: str | Path, stdin: str | None = None, check: bool = True, timeout: float = 100.0
-    ) -> subprocess.CompletedProcess[str]:
-        return self._run(evertrain(*arguments), stdin, check, timeout)
-
-    def _run(
-        self, command: list[str], stdin: str | None, check: bool, timeout: float
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            command,
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            cwd=self.folder,
-            timeout=timeout,
-            check=False,
-        )
-        if check and done.returncode != 0:
-            log = "\n".join(self.lines[-30:])
-            raise AssertionError(
-                f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}\ncluster:\n{log}"
-            )
-        return done
-
-    def get(self, *arguments: str) -> Any:
-        return json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
-
-    def until(self, condition: Callable[[Any], bool], *arguments: str, timeout: float = 30.0) -> Any:
-        """The first state of an object of which the condition holds, as kubectl's watch shows them."""
-        command = [KUBECTL or "kubectl", "get", *arguments, "--watch", "--output=json"]
-        watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment, cwd=self.folder)
-        timer = threading.Timer(timeout, watch.kill)
-        timer.start()
-        try:
-            assert watch.stdout is not None
-            text, seen = "", None
-            for line in watch.stdout:
-                text += line
-                if line == "}\n":
-                    seen, text = json.loads(text), ""
-                    if condition(seen):
-                        return seen
-            raise AssertionError(f"it did not come to it in {timeout:g} s; the last state: {seen}")
-        finally:
-            timer.cancel()
-            watch.kill()
-            watch.wait()
-            watch.stdout.close()
-
     def pod_processes(self) -> list[psutil.Process]:
         try:
             return psutil.Process(self.process.pid).children(recursive=True)
@@ -161,7 +212,7 @@ class Up:
         self.process.kill()
         self.end()
 
-    def end(self, timeout: float = 30.0) -> int:
+    def end(self, timeout: float = 200.0) -> int:
         """By Ctrl-C."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -12,6 +11,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from once import once
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "pytorch" / "train.py"
@@ -40,7 +41,9 @@ class Result:
         return {rank: (line["step"], line["sha256"], line["samples_sha256"]) for rank, line in self.ranks.items()}
 
     def explain(self) -> str:
-        return f"exit code {self.code}\n--- stdout\n{self.out[-6000:]}\n--- stderr\n{self.err[-8000:]}"
+        events = "\n".join(json.dumps(event) for event in self.events)
+        said = f"--- stdout\n{self.out[-6000:]}\n--- stderr\n{self.err[-8000:]}"
+        return f"exit code {self.code}\n{said}\n--- events\n{events[-20000:]}"
 
 
 def command(
@@ -63,7 +66,7 @@ def run(
     nproc: int = RANKS,
     ft: tuple[str, ...] = (),
     faults: tuple[str, ...] = (),
-    timeout: float = 90,
+    timeout: float = 180,
     bound: str = BOUND,
 ) -> Result:
     """Run a job to its end. A run that takes longer than the timeout is a hang: the launcher is killed and it fails."""
@@ -96,7 +99,7 @@ def parse(code: int, out: str, err: str, events: list[dict[str, Any]]) -> Result
     return result
 
 
-@functools.cache
+@once
 def undisturbed(*script_args: str, nproc: int = RANKS) -> Result:
     """The same run without faults; made once for each set of arguments."""
     result = run(*script_args, nproc=nproc)

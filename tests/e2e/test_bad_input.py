@@ -26,17 +26,21 @@ def test_a_script_that_does_not_exist() -> None:
 @pytest.mark.parametrize(
     ("kind", "says", "line"),
     [
-        ("meta", "and initialise it) before it is given to Training", "training = Training("),
+        pytest.param(
+            "meta", "and initialise it) before it is given to Training", "training = Training(",
+            marks=pytest.mark.exhaustive,
+        ),
         ("no-sampler", "sampler=loader.sampler if each rank already has data of its own", "for step, (batch,) in"),
-        pytest.param("generator", "can be read only once", "for step, (batch,) in", marks=pytest.mark.matrix),
-        pytest.param("ddp", "give Training the bare module", "DistributedDataParallel(", marks=pytest.mark.matrix),
-        pytest.param("bad-extra", "has no state_dict()", "training = Training(", marks=pytest.mark.matrix),
+        pytest.param("generator", "can be read only once", "for step, (batch,) in", marks=pytest.mark.exhaustive),
+        pytest.param("ddp", "give Training the bare module", "DistributedDataParallel(", marks=pytest.mark.exhaustive),
+        pytest.param("bad-extra", "has no state_dict()", "training = Training(", marks=pytest.mark.exhaustive),
         ("not-resilient", NOT_RESILIENT, "for step, (batch,) in"),
-        pytest.param("not-resilient-no-steps", NOT_RESILIENT, "training.model(batch)", marks=pytest.mark.matrix),
+        pytest.param("not-resilient-no-steps", NOT_RESILIENT, "training.model(batch)", marks=pytest.mark.exhaustive),
         ("no-steps", NO_STEPS, "optimizer.step()"),
-        pytest.param("bad-directory", "/dev/null: File exists; it is a file", "Training(", marks=pytest.mark.matrix),
+        pytest.param("bad-directory", "/dev/null: File exists; it is a", "Training(", marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.matrix
 def test_a_mistake_is_told_once_and_whole_with_the_place_in_the_script(kind: str, says: str, line: str) -> None:
     result = trouble(kind)
     assert result.code == 1, result.explain()
@@ -96,7 +100,7 @@ def test_strangers_on_the_controllers_port() -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["slow-step", "busy-step"])
+@pytest.mark.parametrize("kind", [pytest.param("slow-step", marks=pytest.mark.exhaustive), "busy-step"])
 def test_a_long_evaluation_is_not_a_hang(kind: str) -> None:
     result = trouble(kind)
     assert result.code == 0, result.explain()

@@ -93,7 +93,7 @@ def test_a_wrong_object_is_refused(up: Up, job: str, said: str) -> None:
 )
 def test_a_wrong_job_says_why_it_failed(up: Up, job: str, reason: str) -> None:
     up.kubectl("apply", "-f", "-", stdin=job)
-    up.kubectl("wait", "--for=condition=Failed", "acjob/bad", "--timeout=20s")
+    up.kubectl("wait", "--for=condition=Failed", "acjob/bad", "--timeout=200s")
     condition = json.loads(up.kubectl("get", "acjob", "bad", "-o", "jsonpath={.status.conditions[-1]}").stdout)
     assert condition["reason"] == "JobValidFailed"
     assert reason in condition["message"]

@@ -209,6 +209,10 @@ def test_the_commands_without_kubectl(up: Up, tmp_path: Path) -> None:
         "[hello-master-0] hello 0",
         "[hello-worker-0] hello 1",
     )
+    typo = tmp_path / "typo.yaml"
+    typo.write_text(file.read_text().replace("replicas:", "replica:"))
+    assert up.evertrain("run", typo, check=False).returncode == 2
+    assert up.evertrain("get", "acjob", "hello").returncode == 0, "a job that is over stays where a file is refused"
     again = up.evertrain("run", file)
     assert "acjob hello of an earlier run is deleted first" in again.stderr
     assert up.evertrain("delete", "-f", file).stdout == "ascendjob hello deleted\n"

@@ -14,7 +14,7 @@ ARGS = ("--steps=30",)
 
 @pytest.mark.timeout(180)
 @pytest.mark.matrix
-@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_lost_node_comes_back(node: int, tmp_path: Path) -> None:
     """With node 0 the controller and the store are lost as well."""
     with cluster(tmp_path, *ARGS, ft=("--ft-warm=0",)) as job:
@@ -68,7 +68,7 @@ def test_the_others_go_on_without_node_0(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("moment", ["running", "incident"])
+@pytest.mark.parametrize("moment", [pytest.param("running", marks=pytest.mark.exhaustive), "incident"])
 def test_the_controller_of_one_node_is_killed(moment: str, tmp_path: Path) -> None:
     """Running: nobody is interrupted. In the middle of an incident: it is finished by the other controller."""
     fault = ("--ft-fault=kill@step=8,rank=1",) if moment == "incident" else ()

@@ -58,6 +58,7 @@ def test_a_paused_job_waits_and_a_prepared_process_takes_over_in_the_same_moment
 
 
 @pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_a_pause_alone_aborts_nothing_and_ends_by_itself() -> None:
     with job(*ARGS) as running:
         running.wait_until_it_trains()
@@ -98,6 +99,7 @@ def test_a_pause_may_end_the_job_with_a_checkpoint(tmp_path) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_a_cancelled_switch_leaves_no_trace() -> None:
     with job(*ARGS) as running:
         asker, started = begin_switch(running, 2)
@@ -111,6 +113,7 @@ def test_a_cancelled_switch_leaves_no_trace() -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_a_prepared_process_that_dies_disturbs_nobody() -> None:
     with job(*ARGS) as running:
         asker, started = begin_switch(running, 2)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
+from once import once
 from tests.e2e import harness
 
 SCRIPT = harness.ROOT / "tests" / "e2e" / "scripts" / "own_groups.py"
 
 
-@functools.cache
+@once
 def undisturbed() -> harness.Result:
     result = harness.run(script=SCRIPT)
     assert result.code == 0, result.explain()
@@ -27,8 +26,8 @@ def undisturbed() -> harness.Result:
             id="two-kills",
             marks=pytest.mark.matrix,
         ),
-        pytest.param(("exception@step=4,rank=2,phase=backward",), id="exception", marks=pytest.mark.matrix),
-        pytest.param(("hang@step=4,rank=3,phase=forward",), id="hang", marks=pytest.mark.matrix),
+        pytest.param(("exception@step=4,rank=2,phase=backward",), id="exception", marks=pytest.mark.exhaustive),
+        pytest.param(("hang@step=4,rank=3,phase=forward",), id="hang", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_scripts_groups_survive(faults: tuple[str, ...]) -> None:

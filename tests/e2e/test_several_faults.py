@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -33,11 +34,11 @@ def test_all_but_one_rank_killed_at_once() -> None:
     ("kind", "victim"),
     [
         pytest.param("kill", 1, id="kill-replacement", marks=pytest.mark.matrix),
-        pytest.param("kill", 2, id="kill-source", marks=pytest.mark.matrix),
-        pytest.param("exception", 1, id="exception-replacement", marks=pytest.mark.matrix),
+        pytest.param("kill", 2, id="kill-source", marks=pytest.mark.exhaustive),
+        pytest.param("exception", 1, id="exception-replacement", marks=pytest.mark.exhaustive),
         pytest.param("exception", 2, id="exception-source", marks=pytest.mark.matrix),
-        pytest.param("stop", 1, id="stop-replacement", marks=pytest.mark.matrix),
-        pytest.param("stop", 2, id="stop-source", marks=pytest.mark.matrix),
+        pytest.param("stop", 1, id="stop-replacement", marks=pytest.mark.exhaustive),
+        pytest.param("stop", 2, id="stop-source", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_fault_during_the_repair(kind: str, victim: int) -> None:
@@ -48,8 +49,35 @@ def test_a_fault_during_the_repair(kind: str, victim: int) -> None:
     assert all(incident["steps_lost"] == 0 for incident in result.incidents)
 
 
+def weights_of(result: harness.Result) -> set[str]:
+    assert result.code == 0, result.explain()
+    return {line.split("weights")[1] for line in result.out.splitlines() if "weights" in line}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("kill", marks=pytest.mark.matrix), "corrupt"])
+def test_the_only_rank_with_the_newest_step_fails_while_it_gives_it_to_the_others(tmp_path: Path, kind: str) -> None:
+    """Rank 0 is a step behind when rank 1 is lost; it keeps what it has until it has all that rank 2 sends."""
+    results = []
+    for name, faults in (
+        ("undisturbed", ()),
+        ("disturbed", ("kill@step=9,rank=1,phase=forward", f"{kind}@step=9,rank=2,phase=repair")),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        if not faults:
+            (folder / "behind").touch()
+            (folder / "met").touch()
+        results.append(harness.run("behind", str(folder), script=harness.TROUBLE, nproc=3, faults=faults))
+    ends = [weights_of(result) for result in results]
+    assert ends[0] == ends[1] and len(ends[0]) == 1, results[1].explain()
+    assert restarted(results[1]) == ([1, 2] if kind == "kill" else [1]), results[1].explain()
+    assert all(incident["steps_lost"] == 0 for incident in results[1].incidents)
+    starts = [event["step"] for event in results[1].events if event["event"] == "generation"]
+    assert starts == [0, 9, 8], f"step 8 was to be given to all, and is run again: {results[1].explain()}"
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("phase", ["start", "forward"])
+@pytest.mark.parametrize("phase", [pytest.param("start", marks=pytest.mark.exhaustive), "forward"])
 def test_the_replacement_dies_as_well(phase: str) -> None:
     faults = (
         ("kill@step=5,rank=1,phase=forward,times=2",)
@@ -73,7 +101,7 @@ def test_a_fault_in_the_last_step() -> None:
     harness.assert_same_end(result, *ARGS)
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_without_a_warm_spare() -> None:
     result = harness.run(*ARGS, faults=("kill@step=5,rank=1",), ft=("--ft-warm=0",))
     harness.assert_same_end(result, *ARGS)
@@ -88,17 +116,18 @@ def test_with_a_parked_spare() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(("--accumulate=3",), id="accumulation"),
+        pytest.param(("--accumulate=3",), id="accumulation", marks=pytest.mark.exhaustive),
         pytest.param(("--amp",), id="amp"),
         pytest.param(("--workers=2",), id="workers"),
     ],
 )
-@pytest.mark.parametrize("kind", ["kill", "exception"])
 @pytest.mark.matrix
-def test_what_scripts_do_in_a_step(options: tuple[str, ...], kind: str) -> None:
+def test_what_scripts_do_in_a_step(options: tuple[str, ...]) -> None:
     args = (*ARGS, *options)
-    result = harness.run(*args, faults=(f"{kind}@step=5,rank=1,phase=backward",))
+    faults = ("kill@step=5,rank=1,phase=backward", "exception@step=9,rank=2,phase=backward")
+    result = harness.run(*args, faults=faults)
     harness.assert_same_end(result, *args)
+    assert [incident["restarted"] for incident in result.incidents] == [[1], []], result.explain()
 
 
 @pytest.mark.matrix
@@ -124,9 +153,6 @@ def test_a_script_with_a_process_group_of_its_own() -> None:
         harness.run("own-group", script=harness.TROUBLE, nproc=3, faults=faults)
         for faults in ((), ("kill@step=9,rank=0,phase=backward", "kill@step=19,rank=2,phase=forward"))
     ]
-    ends = []
-    for result in results:
-        assert result.code == 0, result.explain()
-        ends.append({line.split("weights")[1] for line in result.out.splitlines() if "weights" in line})
+    ends = [weights_of(result) for result in results]
     assert ends[0] == ends[1] and len(ends[0]) == 1
     assert restarted(results[1]) == [0, 2]

@@ -7,11 +7,15 @@ import pytest
 from tests.e2e import harness
 
 ARGS = (f"--steps={harness.STEPS}",)
-PHASES = ("data", "forward", "backward", "allreduce", "optimizer", "checkpoint")
 
 
 @pytest.mark.parametrize(
-    "phase", [phase if phase == "optimizer" else pytest.param(phase, marks=pytest.mark.matrix) for phase in PHASES]
+    "phase",
+    [
+        "optimizer",
+        *(pytest.param(phase, marks=pytest.mark.matrix) for phase in ("allreduce",)),
+        *(pytest.param(phase, marks=pytest.mark.exhaustive) for phase in ("data", "forward", "backward", "checkpoint")),
+    ],
 )
 def test_sigterm_dumps_and_a_restart_goes_on(phase: str, tmp_path) -> None:
     checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
+from once import once
 from tests.e2e import harness
 from tests.e2e.cluster import cluster
 from tests.e2e.controlled import Job, answer, job
@@ -18,7 +18,7 @@ KINDS = {
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(240)]
 
 
-@functools.cache
+@once
 def undisturbed(kind: str) -> harness.Result:
     script, args = KINDS[kind]
     result = harness.run(*args, script=script)
@@ -56,6 +56,7 @@ def test_a_pause_aborts_nothing(kind: str) -> None:
     assert len([event for event in result.events if event["event"] == "generation"]) == 1, "groups were built anew"
 
 
+@pytest.mark.exhaustive
 def test_a_process_is_exchanged(kind: str) -> None:
     with started(kind) as running:
         step = pause(running)

@@ -337,7 +337,7 @@ def test_the_job_ends_with_its_agent() -> None:
             assert await server.serve_until_ended() == (70, "the link to the agent broke")
             assert isinstance(await rank.until(p.Exit), p.Exit)
             late = await Peer.rank(server, 1)
-            assert await late.next() == p.Refused(reason="the job is over")
+            assert await late.next() == p.Refused(reason="the job is over", over=True)
 
     run(scenario)
 
@@ -391,7 +391,7 @@ def test_the_controller_in_a_process_of_its_own() -> None:
             agent.close()
 
         run(scenario)
-        rest, errors = process.communicate(timeout=20)
+        rest, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         assert json.loads(rest) == {"event": "ended", "code": 0, "reason": "all ranks are done"}
     finally:

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("starlette")
 
 from embedded_api import EmbeddedApi, Running  # noqa: E402
-from kubectls import kubectls  # noqa: E402
+from kubectls import kubectls, marks  # noqa: E402
 
 VERSIONS = kubectls()
-NEWEST = next(reversed(VERSIONS), "")
+MARKS = marks(VERSIONS)
 
 OBJECTS = """
 apiVersion: v1
@@ -81,7 +81,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(
     params=[
-        pytest.param(version, marks=() if version == NEWEST else pytest.mark.matrix, id=version) for version in VERSIONS
+        pytest.param(version, marks=MARKS[version], id=version) for version in VERSIONS
     ]
 )
 def kubectl(request: pytest.FixtureRequest, running: Running, tmp_path: Path) -> Iterator[Kubectl]:

@@ -37,7 +37,7 @@ def with_word(word: str) -> list[int]:
     return found
 
 
-def wait_for(condition: Any, patience: float = 5.0) -> None:
+def wait_for(condition: Any, patience: float = 60.0) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from embedded_api import EmbeddedApi  # noqa: E402
-from kubectls import kubectls  # noqa: E402
+from kubectls import kubectls, marks  # noqa: E402
 from toys import definition, toy  # noqa: E402
 
 
@@ -24,8 +24,7 @@ def pod(name: str, **container: Any) -> dict[str, Any]:
 
 
 VERSIONS = kubectls()
-NEWEST = [*VERSIONS][-1:]
-"""The others run with the matrix: each call of kubectl costs a tenth of a second of a core."""
+MARKS = marks(VERSIONS)
 
 
 @dataclass
@@ -47,7 +46,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(
     params=[
-        pytest.param(path, id=version, marks=() if version in NEWEST else pytest.mark.matrix)
+        pytest.param(path, id=version, marks=MARKS[version])
         for version, path in VERSIONS.items()
     ]
 )

@@ -150,7 +150,9 @@ def test_a_shard_goes_from_rank_to_rank(mesh: Any) -> None:
     source, target = Sharded(mesh), Sharded(mesh)
     source.train(3)
     packed = codec.pack(source.shard.tree())
-    target.shard.load(codec.unpack(packed.skeleton, [tensor.clone() for tensor in packed.tensors]))
+    tree = codec.unpack(packed.skeleton, [tensor.clone() for tensor in packed.tensors])
+    assert codec.digest(target.shard.core_of(tree)) == source.digest(), "it can be judged before it is loaded"
+    target.shard.load(tree)
     assert target.digest() == source.digest()
     source.step = target.step = 3
     assert target.train(5) == source.train(5)

@@ -184,10 +184,11 @@ def block(me: Member, operation: str, elements: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("operation", "elements"), [
     ("allreduce", 200_000),
-    pytest.param("reduce_scatter", 1000, marks=pytest.mark.matrix),
-    pytest.param("allreduce", 100, marks=pytest.mark.matrix),
+    pytest.param("reduce_scatter", 1000, marks=pytest.mark.exhaustive),
+    pytest.param("allreduce", 100, marks=pytest.mark.exhaustive),
     pytest.param("ring", 50_000, marks=pytest.mark.matrix),
 ])  # fmt: skip
+@pytest.mark.matrix
 def test_stop_gets_everybody_out_of_flowing_operations(tmp_path: Path, operation: str, elements: int) -> None:
     rounds = 20 if operation == "allreduce" else 8
     with team(__file__, tmp_path, 4) as ranks:
@@ -289,6 +290,7 @@ def build_without_the_last(me: Member, generation: int, cancel_after: float, tim
     return {"outcome": outcome, "after": time.monotonic() - began}
 
 
+@pytest.mark.matrix
 def test_building_ends_when_it_is_cancelled_or_times_out(tmp_path: Path) -> None:
     with team(__file__, tmp_path, 3) as ranks:
         for seen in ranks.call(build_without_the_last, 0, 0.3, STUCK, ranks=[0, 1]):

@@ -153,7 +153,7 @@ def test_no_rank_outlives_a_killed_launcher(script, options):
     pids = [int(launcher.stdout.readline().split()[-1]) for _ in range(2)]
     ranks = [psutil.Process(pid) for pid in pids]
     launcher.kill()
-    _, alive = psutil.wait_procs(ranks, timeout=5)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
     launcher.communicate()
     assert not alive
 

@@ -85,6 +85,7 @@ def test_a_spare_takes_the_place_of_a_killed_rank_and_another_is_made(job, optio
     assert "replaced by a warm spare" in result.err
 
 
+@pytest.mark.matrix
 def test_a_spare_that_was_stopped_is_replaced_and_never_becomes_a_rank(job):
     job.start()
     (first,) = job.wait_for("spare")
@@ -131,6 +132,7 @@ def test_a_fault_before_the_spare_is_ready_is_answered_with_a_new_process(job):
     assert job.finish().code == 0
 
 
+@pytest.mark.matrix
 def test_no_spare_outlives_a_killed_launcher(job):
     job.start()
     (spare,) = job.wait_for("spare")

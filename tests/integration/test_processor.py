@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 
@@ -13,6 +18,7 @@ from evertrain.mindio import framing, processor
 from evertrain.mindio import protocol as p
 from evertrain.mindio.board import Board
 from evertrain.mindio.processor import Processor
+from evertrain.mindio.timing import Timing
 
 
 class Controller:
@@ -91,3 +97,33 @@ def test_a_frozen_controller_is_left_in_the_middle_of_a_message(rank: Processor,
     assert isinstance(hello, p.Hello) and hello.rank == 0
     sending.join(20)
     assert not sending.is_alive() and not rank.lost
+
+
+LATE = "from evertrain.torch import link; link.open_link()"
+
+
+def late_rank(address: tuple[str, int]) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ, "RANK": "1", "WORLD_SIZE": "2", "EVERTRAIN_CONTROLLER": "{}:{}".format(*address),
+        "EVERTRAIN_TOKEN": "t", "EVERTRAIN_TIMING": json.dumps(asdict(Timing.derive(0.5))),
+    }  # fmt: skip
+    return subprocess.Popen([sys.executable, "-c", LATE], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_rank_that_comes_when_the_job_is_over_leaves_without_a_word() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        rank = late_rank(listener.getsockname())
+        link, _ = listener.accept()
+        link.sendall(framing.FrameWriter().frame(p.Refused(reason="the job is over", over=True)))
+        assert (rank.communicate(timeout=60)[1], rank.returncode) == ("", 75)
+        link.close()
+
+
+def test_a_rank_that_finds_no_controller_says_so_in_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    rank = late_rank(address)
+    said = rank.communicate(timeout=60)[1]
+    assert rank.returncode == 1
+    assert said == f"evertrain: rank 1 has no controller (127.0.0.1:{address[1]}): [Errno 111] Connection refused\n"

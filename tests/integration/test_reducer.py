@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from teams import Member, team
 
 SMALL = 4096  # bytes: many buckets
 BATCH = 8
+LIMIT = 200.0
 
 
 class Net(nn.Module):
@@ -64,6 +66,21 @@ def digest(*tensors: torch.Tensor | None) -> str:
     return whole.hexdigest()
 
 
+def come(me: Member, name: str) -> None:
+    Path(me.directory, f"{name}-{me.rank}").touch()
+
+
+def wait_for_all(me: Member, name: str) -> None:
+    while not all(Path(me.directory, f"{name}-{rank}").exists() for rank in range(me.size)):
+        time.sleep(0.002)
+
+
+def meet(me: Member, name: str) -> None:
+    """Nobody leaves a group in which another one may still be in a collective."""
+    come(me, name)
+    wait_for_all(me, name)
+
+
 class Trainer:
     def __init__(self, me: Member, faults: Callable[[str], None] | None = None, **options: Any) -> None:
         torch.manual_seed(7)
@@ -77,7 +94,7 @@ class Trainer:
     def join(self, generation: int) -> None:
         me = self.me
         self.group = groups.build(
-            generation, me.rank, me.size, me.store(generation), backends.pick("cpu"), 30.0, threading.Event()
+            generation, me.rank, me.size, me.store(generation), backends.pick("cpu"), LIMIT, threading.Event()
         )
         self.reducer.attach(self.group)
 
@@ -123,6 +140,7 @@ def compare_with_ddp(me: Member) -> dict[str, float]:
     # One process with everybody's batch, without the norm, whose statistics would differ.
     del ddp
     uninstall_default()
+    meet(me, "compared")
     ours.group.stop()
     plain = Trainer(me, norm=False)
     plain.join(1)
@@ -131,6 +149,7 @@ def compare_with_ddp(me: Member) -> dict[str, float]:
     alone = Net(norm=False)
     alone(torch.cat([batch(5, rank) for rank in range(me.size)])).square().mean().backward()
     whole = distance(plain.net, [p.grad for p in alone.parameters()])
+    meet(me, "compared with one")
     return {"ddp": worst, "alone": whole, "buckets": len(plain.reducer.buckets)}
 
 
@@ -165,6 +184,7 @@ def accumulate(me: Member) -> dict[str, float]:
         x = batch(0, 0).requires_grad_()
         torch.autograd.grad(reference.model(x).sum(), x)
     assert before == [digest(p.grad) for p in reference.net.parameters()]
+    meet(me, "accumulated")
     return seen
 
 
@@ -183,6 +203,7 @@ def styles(me: Member) -> dict[str, str]:
             nn.utils.clip_grad_norm_(trainer.net.parameters(), 0.1)
             scaler.step(trainer.optimizer)
             scaler.update()
+        meet(me, f"style-{generation}")
         trainer.group.stop()
         seen[style or "plain"] = trainer.digest()
         if style == "":
@@ -193,6 +214,7 @@ def styles(me: Member) -> dict[str, str]:
                 trainer.model(batch(step, me.rank)).square().mean().backward()
                 nn.utils.clip_grad_norm_(trainer.net.parameters(), 0.1)
                 trainer.optimizer.step()
+            meet(me, "without scaler")
             seen["without scaler"] = trainer.digest()
     return seen
 
@@ -222,6 +244,7 @@ def run_undisturbed(me: Member, generation: int) -> list[str]:
     for _ in range(6):
         trainer.train(1, lambda step, rank: step % 3 != 0 or rank == 1)
         digests.append(trainer.digest())
+    meet(me, f"done-{generation}")
     trainer.group.stop()
     return digests
 
@@ -233,10 +256,12 @@ class Fall(Exception):
 def run_with_falls(me: Member, generation: int, phase: str, victim: int) -> list[str]:
     """In steps 2 and 4 the victim leaves backward half-way; all get a new generation and do the step again."""
     falls = {2, 4}
+    begun = f"begun-{generation}"
 
     def fall(where: str) -> None:
         if where == phase and me.rank == victim and trainer.step in falls:
             falls.discard(trainer.step)
+            wait_for_all(me, f"{begun}-{trainer.step}")  # a rank still in the step before would do that one again
             raise Fall
 
     def tell(generation: int) -> Path:
@@ -259,6 +284,7 @@ def run_with_falls(me: Member, generation: int, phase: str, victim: int) -> list
 
     join()
     while trainer.step < 6:
+        come(me, f"{begun}-{trainer.step}")
         state = [b.clone() for b in trainer.net.buffers()]
         try:
             trainer.train(1, lambda step, rank: step % 3 != 0 or rank == 1)
@@ -271,6 +297,7 @@ def run_with_falls(me: Member, generation: int, phase: str, victim: int) -> list
             join()
             continue
         digests.append(trainer.digest())
+    meet(me, f"done-{generation}")
     over.set()
     trainer.group.stop()
     assert not falls or me.rank != victim
@@ -283,10 +310,12 @@ def run_without_reattaching(me: Member, generation: int, at: int) -> list[str]:
     digests = []
     for step in range(6):
         if step == at:
+            meet(me, f"left-{generation}")
             trainer.group.stop()
             trainer.join(generation + 1)
         trainer.train(1, lambda step, rank: step % 3 != 0 or rank == 1)
         digests.append(trainer.digest())
+    meet(me, f"done-{generation}")
     trainer.group.stop()
     return digests
 
@@ -363,7 +392,7 @@ def test_a_model_without_real_tensors_is_refused() -> None:
 def refuse(me: Member) -> list[str]:
     """What can't be reduced is said, in the same way on every rank."""
     texts = []
-    group = groups.build(0, me.rank, me.size, me.store(0), backends.pick("cpu"), 30.0, threading.Event())
+    group = groups.build(0, me.rank, me.size, me.store(0), backends.pick("cpu"), LIMIT, threading.Event())
     embedding = nn.Embedding(10, 4, sparse=True)
     Reducer(embedding).attach(group)
     frozen = Net().train()

@@ -59,7 +59,7 @@ def test_strangers_are_refused_in_words_on_both_sides(tmp_path: Path, logged: Si
                 said = f"TLS: {tls.reason(refused.value)}"
             expected = "this controller speaks TLS" if stranger.context is None else stranger.hears
             assert expected in said, stranger.name
-            while stranger.logged not in (line := logged.get(timeout=10)):
+            while stranger.logged not in (line := logged.get(timeout=90)):
                 assert line, stranger.name
             assert controller.linked == 1 and processor.running, stranger.name
     finally:

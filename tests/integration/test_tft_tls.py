@@ -10,8 +10,9 @@ import pytest
 
 from certificates import DAY, Authority, Issued
 from evertrain.mindio.tft import api_controller, api_framework, log, runtime
-from mindio_jobs import free_port, until
+from mindio_jobs import until
 from mindio_ttp import framework_ttp as tft
+from ports import free_port
 
 
 class GaveUp(Exception):

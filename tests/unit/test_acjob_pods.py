@@ -206,6 +206,40 @@ def test_soft_share() -> None:
     assert "ASCEND_VISIBLE_DEVICES" not in found
 
 
+@pytest.mark.parametrize(
+    ("framework", "leader", "variable", "total", "pods"),
+    [
+        ("pytorch", "master", "LOCAL_WORLD_SIZE", "WORLD_SIZE", 2),
+        ("mindspore", "scheduler", "MS_LOCAL_WORKER", "MS_WORKER_NUM", 1),
+        ("tensorflow", "chief", "CM_LOCAL_WORKER", "CM_WORKER_SIZE", 2),
+    ],
+)
+def test_processes_of_pods_without_chips_are_those_that_somebody_has_written(
+    framework: str, leader: str, variable: str, total: str, pods: int
+) -> None:
+    """One for each pod, as far as anybody can see, unless the job says it."""
+
+    def sizes(text: str) -> set[tuple[object, ...]]:
+        job = ascend_job("c", framework=framework, chips=0)
+        if text:
+            worker = job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+            worker["env"] = [{"name": variable, "value": text}]
+        found = environments(job)
+        return {(found[f"c-{kind}-0"][variable], found[f"c-{kind}-0"][total]) for kind in (leader, "worker")}
+
+    assert sizes("") == {("1", str(pods))}
+    assert sizes("4") == {("4", str(4 * pods))}
+    for wrong in ("0", "-1", "four", "99999"):
+        assert {each[1] for each in sizes(wrong)} == {str(pods)}
+    if framework == "pytorch":
+        job = ascend_job("c", chips=0)
+        for each in job["spec"]["replicaSpecs"].values():
+            own = [{"name": "LOCAL_WORLD_SIZE", "value": "2"}, {"name": "WORLD_SIZE", "value": "3"}]
+            each["template"]["spec"]["containers"][0]["env"] = own
+        found = environments(job)["c-worker-0"]
+        assert (found["LOCAL_WORLD_SIZE"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("2", "3", "0,1")
+
+
 def test_chips_that_are_cut_later_leave_the_sizes_open() -> None:
     specs = {"Master": replica(chips=0), "Worker": replica(1, chips=0)}
     for spec in specs.values():

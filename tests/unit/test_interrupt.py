@@ -124,3 +124,21 @@ print(*out)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == "left", done.stderr
+
+
+def test_a_fault_with_which_user_code_was_left_is_not_replaced(interrupter) -> None:
+    """The request comes when the training thread is already on its way out."""
+
+    def request(frame, event, _) -> None:
+        if event == "call" and frame.f_code is Interrupter.disarm.__code__:
+            sys.setprofile(None)
+            interrupter.request()
+
+    with pytest.raises(RuntimeError, match="UCE ERROR"):
+        try:
+            interrupter.arm()
+            sys.setprofile(request)
+            raise RuntimeError("UCE ERROR")
+        finally:
+            interrupter.disarm()
+    assert interrupter.pending

@@ -166,3 +166,39 @@ def test_trouble_of_all_kinds_loses_nothing() -> None:
             assert mirror.items == {item["metadata"]["name"]: item for item in cache}
 
     asyncio.run(test())
+
+
+def test_an_object_that_a_listener_can_not_bear_ends_nothing() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        cache = Cache(kube, POD)
+
+        def listener(before: Object | None, after: Object | None) -> None:
+            if after is not None and after["metadata"]["name"] == "odd":
+                raise RecursionError("nobody has thought of that")
+
+        cache.listen(listener)
+        mirror = Mirror(cache)
+        async with running(cache):
+            await kube.create(POD, pod("odd"))
+            await kube.create(POD, pod("even"))
+            assert await cache.until(lambda: len(cache) == 2, 5)
+            assert mirror.items.keys() == {"odd", "even"}
+
+    asyncio.run(test())
+
+
+def test_who_waits_for_a_change_can_be_cancelled_at_the_very_moment_of_one() -> None:
+    async def test() -> None:
+        kube = FakeKube()
+        cache = Cache(kube, POD)
+        await cache.refresh()
+        waiting = asyncio.create_task(cache.until(lambda: False, None))
+        await asyncio.sleep(0)
+        await kube.create(POD, pod("news"))
+        await cache.refresh()  # wakes it, and before it has run
+        waiting.cancel()
+        done, _ = await asyncio.wait([waiting], timeout=5)
+        assert done and waiting.cancelled()
+
+    asyncio.run(test())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+import os
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from evertrain.kube import client as client_module
 from evertrain.kube.client import Client
 from evertrain.kube.port import POD, ApiError, Conflict, Gone, NotFound, Object
 
@@ -31,18 +35,22 @@ class Script:
         writer.close()
 
 
+def kubeconfig(folder: Path, server: str) -> Path:
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+    return folder / "kubeconfig"
+
+
 def told(folder: Path, script: Script, test: Callable[[Client], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         server = await asyncio.start_server(script.answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-            "users": [{"name": "u", "user": {"token": "secret"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        (folder / "kubeconfig").write_text(yaml.safe_dump(config))
-        client = Client.from_kubeconfig(folder / "kubeconfig")
+        client = Client.from_kubeconfig(kubeconfig(folder, f"http://127.0.0.1:{port}"))
         async with server:
             try:
                 return await test(client)
@@ -115,3 +123,79 @@ def test_refusals(tmp_path: Path, answer: tuple[int, bytes], kind: type[ApiError
     with pytest.raises(ApiError, match=message) as refused:
         told(tmp_path, Script(answer), lambda client: client.get(POD, "a", "default"))
     assert type(refused.value) is kind
+
+
+def connections_to(port: int) -> Iterator[socket.socket]:
+    """Of this process."""
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile, or connected with nobody
+            if not file.is_socket():
+                continue
+            with socket.socket(fileno=os.dup(int(file.name))) as copy:
+                if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
+                    yield copy
+
+
+@pytest.mark.parametrize("proxy", [False, True], ids=["direct", "proxy"])
+def test_a_server_that_vanishes_is_missed_soon(tmp_path: Path, proxy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a word, as a machine does that loses its power: only the kernel can notice, by asking."""
+
+    async def run() -> list[tuple[int, int, int]]:
+        requests: list[str] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = (await reader.readuntil(b"\r\n\r\n")).decode().split()[1]
+            requests.append(asked)
+            event = b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n'
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(event), event))
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        host = f"127.0.0.1:{port}"
+        if proxy:
+            monkeypatch.setenv("http_proxy", f"http://{host}")
+            for name in ("no_proxy", "NO_PROXY"):
+                monkeypatch.delenv(name, raising=False)
+            host = "kubernetes.invalid:6443"
+        client = Client.from_kubeconfig(kubeconfig(tmp_path, f"http://{host}"))
+        async with server:
+            watching = client.watch(POD, "default", resource_version="7")
+            assert (await asyncio.wait_for(anext(watching), 30)).type == "ADDED"
+            assert requests[0].startswith(f"http://{host}/api" if proxy else "/api")
+            bounds = [
+                (
+                    each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                    each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+                    + each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+                    * each.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
+                    each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+                )
+                for each in connections_to(port)
+            ]
+            assert isinstance(watching, AsyncGenerator)
+            await watching.aclose()
+            await client.close()
+        return bounds
+
+    [(asks, seconds, unanswered)] = asyncio.run(run())
+    assert asks and seconds < 40 and 0 < unanswered < 40_000
+
+
+def test_a_server_that_is_gone_before_a_watch_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT", 0.1)
+
+    async def run() -> None:
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+        client = Client.from_kubeconfig(kubeconfig(tmp_path, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        async with server, asyncio.timeout(60):
+            with pytest.raises(TimeoutError, match="has not begun"):
+                await watched(client)
+            await client.close()
+
+    asyncio.run(run())

@@ -135,7 +135,7 @@ USES = {
 }
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("use", USES)
 def test_any_real_use_loads_the_package_once_and_in_place(use):
     run(
@@ -244,6 +244,7 @@ def test_a_program_that_steps_and_then_compiles_the_step_is_the_same_with_and_wi
 
 
 @pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_threads_that_need_it_at_the_same_time_all_get_it():
     run(
         """
@@ -269,6 +270,7 @@ def test_threads_that_need_it_at_the_same_time_all_get_it():
 
 
 @pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_a_load_that_is_interrupted_can_be_repeated():
     run(
         """

@@ -24,6 +24,35 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Leftovers:
     return found
 
 
+KILLED = """
+import os, subprocess, sys
+from keeper import kept
+from leftovers import TEST_ID, Leftovers, mark
+with kept(mark()):
+    os.environ[TEST_ID] = Leftovers().test_id
+    shell = "sleep 100 > /dev/null & echo $! $$; wait"
+    pod = subprocess.Popen(["sh", "-c", shell], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    print(pod.stdout.readline(), flush=True)
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "by itself"])
+def test_what_tests_have_started_ends_with_a_test_process_that_is_killed(end: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED, end]
+    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    processes = [psutil.Process(int(pid)) for pid in output.split() if psutil.pid_exists(int(pid))]
+    try:
+        _, alive = psutil.wait_procs(processes, timeout=20 if end == "killed" else 0)
+        assert len(output.split()) == 2 and bool(alive) == (end != "killed"), "who ends by itself cleans up by itself"
+    finally:
+        for process in processes:
+            if process.is_running():
+                process.kill()
+
+
 def test_nothing_left(leftovers: Leftovers) -> None:
     subprocess.run([sys.executable, "-c", "pass"], check=True)
     with socket.socket():

@@ -8,7 +8,7 @@ import pytest
 
 import simulated_ranks
 from evertrain.mindio import protocol as p
-from evertrain.mindio.controller.machine import AgentLost, FromAgent, FromRank, LinkLost, Machine, Send, ToAgent
+from evertrain.mindio.controller.machine import AgentLost, FromAgent, FromRank, LinkLost, Machine, Send, Tick, ToAgent
 from evertrain.mindio.controller.states import Gathering, Running
 from evertrain.mindio.timing import Timing
 from simulated_ranks import Cluster
@@ -161,6 +161,44 @@ def test_a_rank_that_does_not_stop_is_replaced() -> None:
     # What the replaced one says now is of no interest.
     job.feed(FromRank(2, 0, p.Out(step=99, clean=True, attempt=99)))
     assert isinstance(job.machine.state, Running)
+
+
+def test_a_rank_that_is_told_to_stop_in_an_update_is_waited_for() -> None:
+    job = Cluster(3).started()
+    job.ranks[2].deaf = True
+    job.ranks[0].fail("exception", "x")
+    job.quiesce(train=False)
+    told = job.now
+    job.now += job.machine.timing.stop / 2
+    job.feed(FromRank(2, 0, p.Updating(attempt=job.machine._attempt)))
+    job.now = told + 10 * job.machine.timing.stop
+    job.feed(Tick())
+    job.ranks[2].deaf = False
+    incident = recover(job)
+    assert [(fault["kind"], fault["rank"]) for fault in incident["faults"]] == [("exception", 0)]
+    assert incident["restarted"] == []
+
+
+def test_a_rank_that_does_not_get_to_the_end_of_its_update_is_replaced() -> None:
+    job = Cluster(3).started()
+    job.ranks[2].deaf = True
+    job.ranks[0].fail("exception", "x")
+    job.quiesce(train=False)
+    job.feed(FromRank(2, 0, p.Updating(attempt=job.machine._attempt)))
+    assert job.machine.deadline == job.now + job.machine.timing.first_step
+    job.tick()
+    incident = recover(job)
+    assert incident["restarted"] == [2]
+
+
+def test_an_update_of_before_the_stop_is_no_excuse() -> None:
+    job = Cluster(3).started()
+    job.ranks[2].deaf = True
+    job.ranks[0].fail("exception", "x")
+    job.quiesce(train=False)
+    due = job.machine.deadline
+    job.feed(FromRank(2, 0, p.Updating(attempt=job.machine._attempt - 1)))
+    assert job.machine.deadline == due
 
 
 def test_a_replacement_that_does_not_start_is_replaced_twice_then_all_restart() -> None:

@@ -213,6 +213,7 @@ class Job(RuleBasedStateMachine):
     def an_answer_to_an_old_question_comes(self, number: int) -> None:
         rank, old = self.pick(number), self.job.machine.generation - 1
         for message in (
+            p.Updating(attempt=self.job.machine._attempt - 1),
             p.Joined(generation=old, digests={"state": "old"}),
             p.Repaired(generation=old, ok=False),
             p.Resumed(generation=old, step=1),

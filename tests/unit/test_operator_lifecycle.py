@@ -422,7 +422,10 @@ def test_backup_pods_of_a_hot_switch_are_not_counted() -> None:
         bench = Bench()
         await bench.running()
         backup = copy.deepcopy(bench.kube.find(POD, "test-job-worker-0"))
-        backup["metadata"] |= {"name": "backup", "annotations": {"podType": "backup"}}
+        source = {"podType": "backup", "backupSourcePodName": "test-job-worker-0"}
+        backup["metadata"] |= {"name": "backup", "annotations": source}
+        flow = {"inHotSwitchFlow": "true", "backupNewPodName": "backup"}
+        bench.kube.annotate(POD, "test-job-worker-0", flow)
         await bench.kube.create(POD, {**backup, "status": {"phase": "Failed"}})
         await bench.settle()
         assert bench.state == "Running"

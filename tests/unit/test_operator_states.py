@@ -236,6 +236,116 @@ def test_pod_rescheduling_replaces_the_failed_pod_alone_unless_it_leads() -> Non
     run(test())
 
 
+@pytest.mark.parametrize(
+    ("labels", "annotations", "group", "failed", "alone"),
+    [
+        ({}, {}, {}, "worker-0", False),
+        ({}, {"huawei.com/recover_policy_path": "pod"}, {}, "worker-0", True),
+        ({}, {"huawei.com/recover_policy_path": "pod"}, {}, "master-0", False),
+        ({}, {"recover-strategy": "recover"}, {}, "worker-0", True),
+        ({}, {"recover-strategy": "recover"}, {}, "master-0", True),
+        ({}, {"recover-strategy": "retry,elastic-training"}, {}, "master-0", True),
+        ({}, {"recover-strategy": "dump,exit"}, {}, "master-0", False),
+        ({}, {"recover-strategy": "dump,exit"}, {}, "worker-0", True),
+        ({}, {"recover-strategy": "recover"}, {"process-recover-enable": "pause"}, "worker-0", False),
+        ({}, {"recover-strategy": "recover"}, {"process-recover-enable": "off"}, "master-0", False),
+        (
+            {"pod-rescheduling": "on"},
+            {"recover-strategy": "recover"},
+            {"process-recover-enable": "off"},
+            "worker-0",
+            True,
+        ),
+    ],
+)
+def test_which_pods_start_again_when_one_failed(
+    labels: dict[str, str], annotations: dict[str, str], group: dict[str, str], failed: str, alone: bool
+) -> None:
+    async def test() -> None:
+        bench = Bench()
+        await bench.running(workers=2, labels={"fault-retry-times": "3", **labels}, annotations=annotations)
+        for each in bench.kube.items(POD_GROUP):
+            await bench.kube.patch(POD_GROUP, each["metadata"]["name"], "default", {"metadata": {"labels": group}})
+        bench.phase(f"test-job-{failed}", "Failed")
+        await bench.settle()
+        assert bench.versions() == {
+            f"test-job-{name}": "0" if alone and name != failed else "1"
+            for name in ("master-0", "worker-0", "worker-1")
+        }
+
+    run(test())
+
+
+@pytest.mark.parametrize("by", ["label", "platform"])
+def test_pods_that_others_delete_are_left_to_them_and_their_retries_are_counted(by: str) -> None:
+    async def test() -> None:
+        bench = Bench()
+        labels = {"fault-retry-times": "1", "pod-rescheduling": "on"}
+        await bench.running(
+            workers=2, labels=labels | ({"fault-scheduling": "external-force"} if by == "label" else {})
+        )
+        if by == "platform":
+            (group,) = bench.kube.items(POD_GROUP)
+            patch = {"metadata": {"annotations": {"ProcessRecoverStrategy": "recover"}}}
+            await bench.kube.patch(POD_GROUP, group["metadata"]["name"], "default", patch)
+        bench.phase("test-job-worker-1", "Failed")
+        await bench.settle()
+        assert bench.last["message"].endswith("remain retry times is <1>.")
+        assert bench.versions()["test-job-worker-1"] == "0"
+        assert not bench.kube.graces
+        bench.kube.remove(POD, "test-job-worker-1")
+        await bench.settle()
+        assert bench.versions()["test-job-worker-1"] == "1"
+        bench.all_pods("Running")
+        await bench.settle()
+        assert bench.state == "Running"
+        bench.phase("test-job-worker-1", "Failed")
+        await bench.settle()
+        assert bench.last["message"].endswith("has failed because pod failed and remain retry times is 0.")
+
+    run(test())
+
+
+def test_a_pod_that_clusterd_has_told_to_end_is_no_failure_of_the_job() -> None:
+    """It ended before it was deleted; perhaps ClusterD is restarted in between."""
+
+    async def test(knows: bool, strategy: str) -> Bench:
+        bench = Bench()
+        await bench.running(annotations={"recover-strategy": strategy} if strategy else {})
+        if knows:
+            await bench.kube.patch(
+                POD, "test-job-worker-0", "default", {"metadata": {"labels": {"fault-type": "software"}}}
+            )
+        ended = {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T10:00:00Z"}}
+        status = {"phase": "Failed", "containerStatuses": [{"name": "ascend", "state": ended}]}
+        bench.kube.set_status(POD, "test-job-worker-0", status)
+        await bench.settle()
+        return bench
+
+    async def tests() -> None:
+        assert (await test(knows=False, strategy="recover")).state == "Failed"
+        assert (await test(knows=True, strategy="")).state == "Failed"
+        bench = await test(knows=True, strategy="recover")
+        assert bench.state == "Running"
+        bench.kube.remove(POD, "test-job-worker-0")
+        await bench.settle()
+        assert bench.versions()["test-job-worker-0"] == "1"
+        bench.all_pods("Running")
+        await bench.settle()
+        assert bench.state == "Running"
+        bench = await test(knows=True, strategy="recover")
+        bench.start_operator()
+        bench.later(59.9)
+        await bench.look()
+        assert bench.state == "Running"
+        assert await asyncio.wait_for(bench.operator._queue.get(), 5) == ("default", "test-job")
+        bench.later(0.1)
+        await bench.settle()
+        assert bench.state == "Failed", "nobody came"
+
+    run(tests())
+
+
 def test_volcano_counts_where_it_is_at_work() -> None:
     async def test() -> None:
         bench = Bench()

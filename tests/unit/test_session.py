@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,13 +15,13 @@ from torch import nn
 from evertrain.mindio import protocol as p
 from evertrain.mindio.board import Board
 from evertrain.mindio.timing import Timing
-from evertrain.torch import lasting
+from evertrain.torch import codec, lasting
 from evertrain.torch.default_group import uninstall_default
 from evertrain.torch.inject import Injector
 from evertrain.torch.interrupt import Interrupter
 from evertrain.torch.reducer import Reducer
 from evertrain.torch.session import Session
-from evertrain.torch.state import TrainingState
+from evertrain.torch.state import StateError, TrainingState
 
 
 class NothingMoreToSay(BaseException):
@@ -129,6 +131,42 @@ def test_a_stop_that_came_in_a_pause_is_answered_whatever_the_script_does(rank: 
     assert answer.fault is not None and "own cleanup" in answer.fault.detail
 
 
+@pytest.mark.parametrize("first", ["update", "stop"])
+def test_a_stop_in_an_update_is_answered_at_once_and_obeyed_at_the_end_of_the_step(rank: Rank, first: str) -> None:
+    rank.controller.lead_into(1, 0)
+
+    def train() -> None:
+        if first == "stop":
+            rank.interrupter.raise_shield()  # the moment in which the update begins
+        else:
+            rank.session.begin_update()
+        rank.controller.stop(7)
+        rank.session.stop_now()
+        if first == "stop":
+            rank.session.begin_update()
+            rank.interrupter.lower_shield()
+        assert rank.controller.said[-1] == p.Updating(attempt=7), "the controller would take it for stuck, and kill it"
+        rank.complete_step()
+
+    rank.run(train)
+    assert [type(message) for message in rank.controller.said[-3:]] == [p.Updating, p.Resumed, p.Out]
+    _, out = rank.controller.outs()
+    assert (out.attempt, out.step, out.clean, out.fault) == (7, 1, True, None)
+
+
+def test_a_stop_outside_an_update_is_obeyed_at_once(rank: Rank) -> None:
+    rank.controller.lead_into(1, 0)
+
+    def train() -> None:
+        rank.controller.stop(7)
+        rank.session.stop_now()
+        raise AssertionError("still here")
+
+    rank.run(train)
+    assert not any(isinstance(message, p.Updating) for message in rank.controller.said)
+    assert [(out.attempt, out.step) for out in rank.controller.outs()] == [(-1, 0), (7, 0)]
+
+
 @pytest.mark.parametrize(
     ("text", "in_update", "clean"),
     [("some error", False, True), ("some error", True, False), ("UCE ERROR: a bit", False, False)],
@@ -145,3 +183,53 @@ def test_what_the_state_of_a_rank_is_worth_that_has_failed(rank: Rank, text: str
     _, out = rank.controller.outs()
     assert (out.clean, out.also) == (clean, [])
     assert out.fault is not None and text in out.fault.detail
+
+
+@pytest.mark.parametrize("damage", ["breaks off", "core", "rest"])
+def test_a_copy_that_comes_damaged_leaves_the_own_one_as_it_is(
+    rank: Rank, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source has a newer step and dies, or sends wrong bits, in the middle of a repair."""
+    newer = nn.Linear(2, 1)
+    source = TrainingState(newer, torch.optim.SGD(newer.parameters(), lr=0.1))
+    source.step = 2
+    expected = codec.digest(source.core())
+    received: list[weakref.ref[torch.Tensor]] = []
+
+    def receive(group: object, root: int, into: codec.Packed | None) -> codec.Packed:
+        assert into is None, "what arrives would overwrite what is there"
+        tree = source.tree()
+        tree["params"] = {name: value.clone() for name, value in tree["params"].items()}
+        if damage == "breaks off":
+            raise RuntimeError("Connection closed by peer")
+        if damage == "core":
+            tree["params"]["weight"][0, 0] += 1
+        else:
+            tree["rest"]["step"] = 3
+        packed = codec.pack(tree)
+        received.extend(weakref.ref(tensor) for tensor in packed.tensors)
+        return packed
+
+    monkeypatch.setattr("evertrain.torch.session.repair.receive_state", receive)
+    rank.controller.lead_into(1, 0)
+
+    seen: list[object] = []
+
+    def train() -> None:
+        rank.complete_step()
+        rank.session._held = {p.STATE: 1}
+        seen.append(codec.digest(rank.state.core()))
+        try:
+            rank.session._receive_part(p.STATE, 0, expected, 2)
+        except (StateError, RuntimeError):
+            seen.extend([dict(rank.session._held), rank.state.step, codec.digest(rank.state.core())])
+        rank.controller.stop(7)
+        rank.complete_step()
+
+    gc.disable()
+    try:
+        rank.run(train)
+        assert not any(each() is not None for each in received), "the damaged copy stays in memory"
+        assert seen == [seen[0], {p.STATE: 1}, 1, seen[0]]
+    finally:
+        gc.enable()

@@ -251,7 +251,9 @@ def test_a_shard_goes_to_another_rank() -> None:
     at_once(ranks, lambda rank: rank.train(3))
     _, newcomers = team(2)
     packed = codec.pack(ranks[1].sharding.tree())
-    newcomers[3].sharding.load(codec.unpack(packed.skeleton, packed.tensors))
+    tree = codec.unpack(packed.skeleton, packed.tensors)
+    assert codec.digest(newcomers[3].sharding.core_of(tree)) == ranks[3].shard(), "it can be judged before it is loaded"
+    newcomers[3].sharding.load(tree)
     assert newcomers[3].shard() == ranks[3].shard()
     with pytest.raises(StateError, match="cut in another way"):
         newcomers[2].sharding.load(ranks[1].sharding.tree())

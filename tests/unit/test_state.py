@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evertrain.torch import codec
 from evertrain.torch.state import StateError, TrainingState
 
 
@@ -100,3 +101,21 @@ def test_a_state_of_another_model_or_with_other_bits_is_refused() -> None:
     tree["rest"]["step"] = 5
     with pytest.raises(StateError, match="does not match its own hash"):
         made(2).load(tree)
+
+
+def test_what_is_received_can_be_judged_before_it_is_loaded() -> None:
+    def trained(steps: int) -> TrainingState:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.8, 0.99))
+        for _ in range(steps):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return TrainingState(model, optimizer)
+
+    source, behind = trained(3), trained(2)
+    packed = codec.pack(source.tree())
+    tree = codec.unpack(packed.skeleton, packed.tensors)
+    assert codec.digest(behind.core_of(tree)) == codec.digest(source.core()) != codec.digest(behind.core())
+    behind.load(tree)
+    assert codec.digest(behind.core()) == codec.digest(source.core())

@@ -44,6 +44,7 @@ def leader(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[ScriptedC
         yield scripted
         runtime.reset()
         faults.reset()
+        gc.unfreeze()
 
 
 class Call:
@@ -174,6 +175,52 @@ def test_nothing_of_the_failed_call_is_held_while_others_repair(leader: Scripted
     assert during == [False]
 
 
+def test_a_recovery_does_not_look_at_what_was_there_before_the_training(leader: ScriptedController) -> None:
+    """In a process with torch that takes every survivor a tenth of a second and more, all at the same time."""
+    before: list[Any] = []
+    seen: list[bool] = []
+
+    def train() -> None:
+        seen.append(any(each is before for each in gc.get_objects()))
+        if len(seen) == 1:
+            raise RuntimeError("HCCL OP RETRY FAILED")
+
+    call = Call(train)
+    fault_seen(leader)
+    recover(leader)
+    call.end()
+    assert seen == [False, False]
+
+
+def test_a_model_that_is_rebuilt_is_not_kept_because_it_was_there_before_the_training(
+    leader: ScriptedController,
+) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.itself = self
+
+    calls: list[int] = []
+
+    def train(model: Model) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("UCE ERROR")
+
+    def rebuild(step: int, need_rebuild: bool, ranks: list, info: dict, args: list, ctx: Any) -> None:
+        args[0] = Model()
+
+    runtime.runtime.callbacks.register("repair", rebuild)
+    models = [Model()]
+    old = weakref.ref(models[0])
+    call = Call(train, models.pop())
+    fault_seen(leader)
+    recover(leader, repair=True)
+    call.end()
+    del call
+    gc.collect()
+    assert old() is None
+
+
 def test_two_recoveries_one_after_the_other(leader: ScriptedController) -> None:
     calls = []
 
@@ -225,7 +272,8 @@ def test_other_exceptions_are_reported_and_end_the_function(leader: ScriptedCont
         raise ValueError("a mistake of the script")
 
     call = Call(train)
-    assert fault_seen(leader).run_status == TrainState.ABNORMAL
+    status = fault_seen(leader)
+    assert (status.run_status, status.error) == (TrainState.ABNORMAL, "ValueError: a mistake of the script")
     assert call.thread.is_alive(), "the process may still be needed, until the controller says otherwise"
     leader.order(messages.Exit)
     with pytest.raises(ValueError, match="a mistake of the script"):

@@ -11,6 +11,7 @@ from evertrain.mindio.tft.requests import Act, Flow, FromLink, Signal, Wait
 
 OK = (0, "Mindio do repair operation ok")
 HIGH, LOW = TrainState.UCE_HIGH, TrainState.UCE_LOW
+NETWORK = TrainState.HCCL_FAILED
 
 
 def choosing(strategy: str, **more: list[Signal]) -> dict[str, list[Signal]]:
@@ -171,6 +172,47 @@ def test_a_recovery_begins_anew_when_another_rank_fails_meanwhile() -> None:
     assert job.units()[4] == (RepairType.RT_UCE_HIGHLEVEL.value, [(2, 4)])
 
 
+def failing_when_stopped(job: Job, rank: int, **fault: TrainState) -> None:
+    """This rank runs into a fault of its own after the lock: who stops it learns of that."""
+    process = job.processes[rank]
+
+    def stop(_: object, order: w.DeviceStop) -> w.Reply:
+        return w.Reply(sn=order.sn, result=0, status=process.change(**fault))
+
+    process.answers["DeviceStop"] = stop
+
+
+@pytest.mark.parametrize(
+    ("first", "late", "kinds"),
+    [
+        (NETWORK, HIGH, [*[RepairType.RT_LOAD_CKPT] * 3, RepairType.RT_LOAD_REBUILD]),
+        (NETWORK, TrainState.UCE_CORRUPTED, [*[RepairType.RT_LOAD_CKPT] * 3, RepairType.RT_LOAD_REBUILD]),
+        (NETWORK, TrainState.PRECISION_ERROR, [RepairType.RT_LOAD_CKPT] * 4),
+        (NETWORK, NETWORK, []),
+        (HIGH, HIGH, [RepairType.RT_LOAD_CKPT, RepairType.RT_LOAD_REBUILD] * 2),
+        (HIGH, NETWORK, [RepairType.RT_UCE_HIGHLEVEL, RepairType.RT_SEND]),
+    ],
+)
+def test_a_fault_of_a_rank_that_is_being_stopped_counts(
+    first: TrainState, late: TrainState, kinds: list[RepairType]
+) -> None:
+    """Rank 3, which holds the only copy of what rank 1 has, had its fault when the strategy was chosen for rank 1's."""
+    job = Job()
+    failing_when_stopped(job, 3, npu_status=late)
+    job.beat(1, npu_status=first)
+    assert [kind for _, (kind, _) in sorted(job.units().items())] == [kind.value for kind in kinds]
+    assert job.counts()["DeviceStop"] == job.counts()["Rollback"] == job.counts()["NotifyNormal"] == 4
+    assert job.machine.state == "NORMAL" and not job.machine.roster.errors
+
+
+@pytest.mark.parametrize("first", [NETWORK, HIGH])
+def test_a_process_that_fails_while_it_is_stopped_is_not_repaired_in_place(first: TrainState) -> None:
+    job = Job(world=6, copies=3)
+    failing_when_stopped(job, 3, run_status=TrainState.ABNORMAL)
+    job.beat(1, npu_status=first)
+    assert job.counts() == {"DeviceStop": 6, "DeviceClean": 6, "SaveCheckpoint": 2, "Rename": 1, "Exit": 6}
+
+
 def test_a_target_whose_repair_was_cut_short_is_no_source() -> None:
     """A load that was begun spoils the state of every rank: the second attempt has to load as well."""
     job = Job(copies=1)
@@ -223,6 +265,33 @@ def test_a_process_that_reconnects_in_time_is_not_lost() -> None:
     job.kill(2, notice=False)
     job.wait(0.2)
     assert job.start(2, replaces=False, status=w.Status(step=5)).registered == w.Registered(result=0)
+    job.idle(3)
+    assert job.counts() == {} and job.machine.repair_id == 0
+
+
+@pytest.mark.parametrize("link_first", [True, False])
+def test_a_process_whose_end_was_seen_is_not_waited_for(link_first: bool) -> None:
+    job = Job()
+    begun = job.now
+    if link_first:
+        job.kill(2, notice=False)
+    job.signal("ended", faults={2: 1})
+    if not link_first:
+        assert job.counts() == {}, "its link is still there, so it may be somebody else's end"
+        job.kill(2, notice=False)
+    assert job.now == begun and job.ranks(w.SaveCheckpoint) == [0, 1]
+
+
+def test_the_end_of_a_process_that_is_not_there_means_nothing_for_its_successor() -> None:
+    job = Job()
+    job.signal("ended", faults={2: 1, 99: 1})
+    old = job.processes[2].link
+    job.start(2, replaces=False, status=w.Status(step=5))
+    assert job.processes[2].link != old
+    job.kill(2, notice=False)
+    job.wait(0.2)
+    assert job.counts() == {}, "the link of another process: it has its time to come back"
+    job.start(2, replaces=False, status=w.Status(step=5))
     job.idle(3)
     assert job.counts() == {} and job.machine.repair_id == 0
 
@@ -425,3 +494,14 @@ def test_the_last_word_of_the_controller() -> None:
 
 def job_bye(link: int) -> FromLink:
     return FromLink(link, w.Bye())
+
+
+def test_how_far_the_training_is() -> None:
+    job = Job(platform={})
+    assert job.machine.progress() == {"step": 5, "known": [0, 1, 2, 3], "raised": {}}
+    job.beat(1, step=7)
+    job.beat(2, run_status=TrainState.ABNORMAL, error="ValueError: no")
+    assert job.machine.progress() == {"step": 7, "known": [0, 1, 2, 3], "raised": {2: "ValueError: no"}}
+    job.kill(2)
+    job.machine.roster.members[3].offline = True
+    assert job.machine.progress() == {"step": 7, "known": [0, 1, 2], "raised": {}}

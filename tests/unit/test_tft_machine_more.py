@@ -38,16 +38,21 @@ def test_pause_and_continue() -> None:
 
 
 def test_a_rank_that_has_gone_past_the_step_of_a_pause_moves_it() -> None:
-    """It did the step after the collection and before the order. The others halt there, and would never meet it."""
+    """It did the step after the collection and before the order. The others halt there, and would never meet it.
+
+    Where steps are short that may happen again and again, unless the order aims further ahead each time.
+    """
     job = Job(platform={})
+    late = iter([1, 1, 1, 1, 0])
 
     def past(process: object, order: w.Pause) -> w.Reply:
-        del job.processes[2].answers["Pause"]
-        return w.Reply(sn=order.sn, result=Result.NEED_RETRY, status=job.processes[2].change(step=6))
+        behind = next(late)
+        status = job.processes[2].change(step=order.step + behind - 1)
+        return w.Reply(sn=order.sn, result=Result.NEED_RETRY if behind else Result.OK, status=status)
 
     job.processes[2].answers["Pause"] = past
     job.signal("pause", limit=60)
-    assert [m.step for rank, m in job.sent if rank == 0 and isinstance(m, w.Pause)] == [6, 7]
+    assert [m.step for rank, m in job.sent if rank == 0 and isinstance(m, w.Pause)] == [6, 8, 12, 20, 36]
     assert job.calls == [("report_stop_complete", (0, "pause complete", {}))]
 
 
@@ -61,12 +66,31 @@ def test_what_was_offered_for_a_fault_does_not_hinder_the_end_of_a_pause() -> No
     assert small.machine.state == "DOWNGRADE" and small.machine.offered == []
 
 
+def test_a_pause_is_ended_by_nothing_but_its_end() -> None:
+    job = Job(platform={})
+    job.signal("pause", limit=60)
+    job.strategy("exit")
+    assert job.counts() == {"Pause": 4, "Exit": 4}, "nobody goes on"
+
+
 def test_a_rank_that_can_t_be_paused() -> None:
     job = Job(platform={})
     job.processes[1].answers["Pause"] = Result.TIMEOUT
     job.signal("pause", limit=60)
     assert job.calls[-1][1][0] == 499
     assert job.counts()["Exit"] == 4
+
+
+def test_a_fault_before_all_have_come_to_a_pause_is_recovered_from() -> None:
+    """The others wait for the faulty rank in a collective, where no pause finds them."""
+    job = Job(platform=choosing("retry"))
+    for process in job.processes.values():
+        process.answers["Pause"] = None
+    job.signal("pause", limit=60)
+    assert job.calls == []
+    job.beat(3, npu_status=HIGH)
+    assert job.calls[0] == ("report_fault_ranks", ({3: 0}, {3: ""}))
+    assert job.counts()["NotifyNormal"] == 4 and "Exit" not in job.counts()
 
 
 def test_a_rank_that_can_t_continue() -> None:
@@ -104,6 +128,44 @@ def test_a_pause_that_nobody_ends() -> None:
     assert [code for code, _, _ in job.results()] == [406]
     job.idle(31)
     assert job.counts() == {"Pause": 4, "Continue": 4} and job.machine.state == "NORMAL"
+
+
+ENDING = (406, "the training has come to its end", {})
+
+
+@pytest.mark.parametrize("leavers", [(0,), (0, 1, 2, 3)])
+def test_training_ends_before_the_step_of_a_pause(leavers: tuple[int, ...]) -> None:
+    """The order aims beyond the last step: who halts at it goes on to its end, and nobody is told to exit."""
+    job = Job(platform={})
+    for rank in leavers:
+        job.processes[rank].answers["Pause"] = None
+    job.signal("pause", limit=60)
+    leaving(job, *leavers)
+    assert job.calls == [("report_stop_complete", ENDING)]
+    assert job.ranks(w.Continue) == [rank for rank in range(4) if rank not in leavers]
+    assert "Exit" not in job.counts() and job.machine.ended is None
+
+
+@pytest.mark.parametrize("leavers", [(0,), (0, 1, 2, 3)])
+def test_training_has_ended_before_a_pause(leavers: tuple[int, ...]) -> None:
+    """That nobody is left to halt is not that all have halted, nor is it if only the others do."""
+    job = Job(platform={})
+    leaving(job, *leavers)
+    job.signal("pause", limit=60)
+    assert job.calls == [("report_stop_complete", ENDING)]
+    assert "Exit" not in job.counts() and job.machine.ended is None
+
+
+def test_training_ends_with_the_step_of_a_pause() -> None:
+    """It halted at its last step. A rank that was let go may be gone before its answer is there: it has gone on."""
+    job = Job(platform={})
+    job.signal("pause", limit=60)
+    for rank in (1, 2):
+        job.processes[rank].answers["Continue"] = None
+    job.strategy("continue")
+    leaving(job, 1, 2, 0, 3)
+    assert job.results() == [(0, OK, "continue")]
+    assert "Exit" not in job.counts() and job.machine.ended is None
 
 
 # --- hot switch ------------------------------------------------------------------------------------------------------
@@ -200,6 +262,53 @@ def test_the_old_process_may_end_before_the_switch() -> None:
     assert job.results() == [(0, OK, "migration")]
 
 
+def switching(job: Job) -> object:
+    """As far as it goes until somebody answers."""
+    job.signal("hot switch", faults={3: 1})
+    new = job.start(3)
+    job.feed(FromLink(new.link, w.Heartbeat(status=w.Status(run_status=TrainState.PREREPAIR_FINISH))))
+    return new
+
+
+def test_a_switch_that_is_called_off_while_the_ranks_halt() -> None:
+    job = Job(platform={}, arf=True)
+    process = job.processes[0]
+    process.answers["Pause"] = None
+    new = switching(job)
+    job.signal("stop switch")
+    del process.answers["Pause"]
+    reply = process.obey(process.orders[-1])
+    assert reply is not None
+    job.feed(FromLink(process.link, reply))
+    assert job.calls == [] and job.machine.state == "NORMAL" and job.machine.ended is None
+    assert new.link in job.closed  # type: ignore[attr-defined]
+    assert job.counts() == {"Pause": 4, "Continue": 4} and not job.order(0, w.Continue).leave
+    job.beat_all(step=7)
+    assert job.results() == []
+
+
+def test_a_switch_that_is_called_off_when_the_ranks_have_left_the_training() -> None:
+    """Its offer and ClusterD's patience have crossed: the old processes take up where they left."""
+    job = Job(platform={}, arf=True)
+    new = switching(job)
+    assert job.calls == [("report_strategies", ({}, ["migration"]))]
+    job.signal("stop switch")
+    assert job.machine.state == "NORMAL" and job.machine.ended is None
+    assert new.link in job.closed  # type: ignore[attr-defined]
+    assert job.counts() == {"Pause": 4, "Continue": 4, "Rollback": 4, "NotifyNormal": 4}
+    assert job.order(0, w.Rollback).step == 6
+    job.beat_all(step=7)
+    assert job.results() == []
+
+
+def test_the_platform_has_time_to_delete_the_old_pod() -> None:
+    job = Job(platform={}, arf=True)
+    switching(job)
+    job.idle(120.0)
+    job.strategy("migration")
+    assert job.machine.state == "NORMAL"
+
+
 def test_ranks_that_do_not_come_to_the_step_of_a_switch() -> None:
     job = Job(platform={"report_strategies": [Signal("strategy", text="exit")]}, arf=True)
     job.processes[0].answers["Pause"] = Result.TIMEOUT
@@ -208,6 +317,46 @@ def test_ranks_that_do_not_come_to_the_step_of_a_switch() -> None:
     job.feed(FromLink(new.link, w.Heartbeat(status=w.Status(run_status=TrainState.PREREPAIR_FINISH))))
     assert job.calls == [("report_strategies", ({}, ["exit"]))]
     assert job.machine.ended is not None
+
+
+def leaving(job: Job, *ranks: int) -> None:
+    for rank in ranks:
+        job.feed(FromLink(job.processes[rank].link, w.Bye()))
+
+
+def test_training_has_ended_before_the_new_processes_are_ready() -> None:
+    """Nobody is asked to pause: that nobody could be the same as that all do, and the new ones would wait for a state
+    that nobody has any more."""
+    job = Job(platform={}, arf=True)
+    job.signal("hot switch", faults={3: 1})
+    new = job.start(3)
+    leaving(job, 0, 1, 2, 3)
+    job.feed(FromLink(new.link, w.Heartbeat(status=w.Status(run_status=TrainState.PREREPAIR_FINISH))))
+    assert job.calls == [] and job.counts() == {}
+    assert new.link in job.closed and job.machine.ended is None
+
+
+@pytest.mark.parametrize("leavers", [(0,), (0, 1, 2, 3)])
+def test_training_ends_before_the_step_of_a_switch(leavers: tuple[int, ...]) -> None:
+    """The order to pause came after the last step: who halts at it goes on to its end."""
+    job = Job(platform={}, arf=True)
+    for rank in leavers:
+        job.processes[rank].answers["Pause"] = None
+    new = switching(job)
+    leaving(job, *leavers)
+    assert job.calls == [] and job.machine.ended is None
+    assert new.link in job.closed  # type: ignore[attr-defined]
+    assert job.ranks(w.Continue) == [rank for rank in range(4) if rank not in leavers]
+
+
+def test_training_ends_when_a_switch_is_called_off() -> None:
+    job = Job(platform={}, arf=True)
+    job.processes[0].answers["Pause"] = None
+    for rank in (1, 2, 3):
+        job.processes[rank].answers["Continue"] = None
+    switching(job)
+    leaving(job, 0, 1, 2, 3)
+    assert job.calls == [] and job.machine.ended is None
 
 
 def test_a_fault_while_a_switch_is_prepared_is_an_ordinary_one() -> None:
@@ -274,6 +423,20 @@ def test_a_healthy_process_that_was_isolated_can_come_back_as_it_is() -> None:
     job.replace(6)
     assert job.machine.state == "NORMAL"
     assert job.units()[7][1] == [(3, 7)]
+
+
+def test_who_has_a_memory_error_when_it_is_stopped_leaves_as_well() -> None:
+    """Its state is not known to be good, and in a job that shrinks nobody is repaired."""
+    job = Job(world=8, kinds=TENSOR_PAIRS, platform=choosing("downgrade", DOWN), zit=True)
+    broken = job.processes[4]
+
+    def stop(_: object, order: w.DeviceStop) -> w.Reply:
+        return w.Reply(sn=order.sn, result=0, status=broken.change(npu_status=HIGH))
+
+    broken.answers["DeviceStop"] = stop
+    job.kill(6)
+    assert job.calls[3][1][:2] == (201, "isolate ranks 4, 5, 6, 7")
+    assert job.order(0, w.DowngradeRebuild).world_ranks == [0, 1, 2, 3]
 
 
 def test_rank_0_can_t_leave() -> None:

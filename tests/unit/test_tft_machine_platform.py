@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.tft_job import PLATFORM_FAST, Job
+from tests.tft_job import PLATFORM_FAST, Job, Process
 
 from evertrain.mindio.tft import messages as w
 from evertrain.mindio.tft.numbers import RepairType, Result, TrainState
@@ -44,6 +44,38 @@ def test_a_conversation_that_the_platform_begins() -> None:
     job.signal("stop", faults={2: 1})
     assert job.names() == ["report_fault_ranks", "report_stop_complete", "report_strategies"]
     assert job.ranks(w.DeviceStop) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("place", [4, 5, 6])
+def test_a_memory_fault_that_the_training_has_not_noticed(place: int) -> None:
+    """The rank trains on. It is held like the others wherever it got to, stopped, and repaired like one that had."""
+    job = Job(platform=choosing("retry") | {"report_fault_ranks": []})
+
+    def stopped(process: Process, order: w.DeviceStop) -> w.Reply:
+        locked = any(isinstance(each, w.Prelock) for each in process.orders)
+        if order.uce:
+            process.change(npu_status=HIGH)
+        return w.Reply(sn=order.sn, result=Result.OK if locked else Result.ERROR, status=process.status)
+
+    for process in job.processes.values():
+        process.answers["DeviceStop"] = stopped
+    job.processes[3].answers["Prelock"] = lambda process, order: w.Reply(
+        sn=order.sn, result=Result.NEED_RETRY if place > order.step else Result.TIMEOUT, status=process.status
+    )
+    job.processes[3].change(step=place)
+    job.signal("stop", faults={3: 0})
+    assert job.names() == ["report_fault_ranks", "report_stop_complete", "report_strategies"]
+    assert job.calls[-1][1][1] == ["exit", "dump", "retry"]
+    assert job.ranks(w.DeviceStop) == job.ranks(w.NotifyNormal) == [0, 1, 2, 3]
+    assert [job.order(rank, w.DeviceStop).uce for rank in range(4)] == [False, False, False, True]
+    assert job.units() == {
+        1: (RepairType.RT_SEND.value, [(1, 3)]),
+        3: (RepairType.RT_UCE_HIGHLEVEL.value, [(1, 3)]),
+    }
+    assert job.order(3, w.Rollback).step == 5
+    job.beat(0, step=6)
+    assert job.results() == [(0, "Mindio do repair operation ok", "retry")]
+    assert job.machine.state == "NORMAL" and not job.machine.roster.news
 
 
 def test_faults_that_the_platform_knows_more_about_are_told_once_more() -> None:
@@ -283,6 +315,19 @@ def test_a_replacement_that_dies_is_replaced() -> None:
     assert job.machine.state == "NORMAL"
 
 
+def test_a_replacement_that_dies_before_it_comes_is_replaced() -> None:
+    """Only who started it can tell."""
+    job = Job(platform=choosing("recover"), arf=True)
+    job.kill(3)
+    before = len(job.calls)
+    job.signal("ended", faults={3: 1})
+    assert job.calls[before:] == [("report_fault_ranks", ({3: 1}, {3: ""}))]
+    job.replace(3)
+    assert job.machine.state == "NORMAL"
+    job.beat(1, step=6)
+    assert job.results() == [(0, OK, "recover")]
+
+
 def test_a_replacement_that_dies_while_the_groups_are_built() -> None:
     job = Job(platform=choosing("recover"), arf=True)
     job.kill(3)
@@ -301,16 +346,97 @@ def test_a_replacement_that_dies_while_the_groups_are_built() -> None:
     assert len(ids) == 2, "groups that are built anew have another name"
 
 
+def test_who_waits_for_a_peer_in_a_repair_that_failed_is_stopped_before_it_saves() -> None:
+    job = Job(platform=choosing("recover"), arf=True)
+    job.kill(2)
+    job.kill(3)
+    job.processes[0].answers["Repair"] = None
+    job.processes[1].answers["Repair"] = 1
+    job.replace(2)
+    job.replace(3)
+    job.idle(2)
+    assert job.results()[0][0] == 405
+    job.sent.clear()
+    job.strategy("dump")
+    assert job.results()[1] == (0, "do dump success", "dump")
+    orders = [type(message).__name__ for rank, message in job.sent if rank == 0]
+    assert orders[:3] == ["DeviceStop", "DeviceClean", "SaveCheckpoint"], orders
+
+
 def test_replacements_that_do_not_come() -> None:
     job = Job(platform=choosing("recover"), arf=True)
     job.kill(3)
     job.idle(590)
     assert job.results() == []
     job.idle(11)
-    assert job.results()[0][0] == 406
+    assert job.results()[0][0] == 405
     job.strategy("dump")
     assert job.results()[1] == (0, "do dump success", "dump")
     assert job.ranks(w.SaveCheckpoint) == [0, 1]
+
+
+def test_a_replacement_that_failed_is_replaced_itself_if_the_platform_begins_anew() -> None:
+    """Another process has to come: the one that could not be repaired is of no use, though it is there."""
+    job = Job(platform=choosing("recover"), arf=True)
+    job.kill(3)
+    job.processes[1].answers["Repair"] = 1
+    job.replace(3)
+    job.idle(2)
+    assert job.results() == [(405, "rank 1 answered 1", "recover")]
+    del job.processes[1].answers["Repair"]
+    job.calls.clear()
+    job.sent.clear()
+    job.signal("stop", faults={3: 1})
+    assert job.names()[-3:] == ["report_fault_ranks", "report_stop_complete", "report_strategies"]
+    assert (job.machine.state, job.ranks(w.RebuildGroup)) == ("REPAIR", [])
+    job.kill(3)
+    assert job.names().count("report_fault_ranks") == 1, "that the old one ends is no news"
+    job.replace(3)
+    assert job.order(0, w.RebuildGroup).fault_ranks == [3]
+    job.beat(0, step=6)
+    assert job.results() == [(0, OK, "recover")]
+
+
+def test_the_end_of_a_process_that_is_to_be_replaced_is_no_news() -> None:
+    """Not even while the others are still being stopped."""
+    job = Job(platform=choosing("recover") | {"report_fault_ranks": []}, arf=True)
+    job.processes[0].answers["DeviceStop"] = None
+    job.signal("stop", faults={2: 1, 3: 1})
+    job.calls.clear()
+    job.kill(3)
+    job.kill(2)
+    stop = job.order(0, w.DeviceStop)
+    job.feed(FromLink(job.processes[0].link, w.Reply(sn=stop.sn, result=1, status=job.processes[0].status)))
+    job.wait(2)
+    assert "report_fault_ranks" not in job.names()
+
+
+@pytest.mark.parametrize("next_one", ["recover", "dump"])
+def test_what_follows_a_repair_in_place_that_lost_a_process(next_one: str) -> None:
+    """It is called by its name: the platform waits for the result of that, not of what was before."""
+    job = Job(platform=choosing("retry"), arf=True)
+    for process in job.processes.values():
+        process.answers["Repair"] = None
+    job.beat(3, npu_status=HIGH)
+    job.kill(3)
+    job.script = {}
+    assert job.results()[0][::2] == (405, "retry")
+    job.signal("global", limit=1)
+    job.strategy(next_one)
+    if next_one == "dump":
+        assert job.results()[1:] == [(0, "do dump success", "dump")]
+    else:
+        job.idle(601)
+        assert job.results()[1][::2] == (405, "recover")
+
+
+def test_going_on_smaller_for_want_of_replacements_that_fails_is_called_by_its_name() -> None:
+    job = Job(platform=choosing("recover"), arf=True, zit=True)
+    job.kill(3)
+    job.processes[0].answers["DowngradeRebuild"] = 1
+    job.strategy("downgrade")
+    job.wait(2)
+    assert [each[::2] for each in job.results()] == [(201, "downgrade"), (499, "downgrade")]
 
 
 @pytest.mark.parametrize("word", ["dump", "exit", "recover"])
@@ -334,8 +460,30 @@ def test_without_replicas_replaced_jobs_load() -> None:
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("next_one", ["recover", "dump"])
+def test_a_failed_repair_in_place_leaves_the_rest_of_the_strategies(next_one: str) -> None:
+    job = Job(platform=choosing("retry", report_result=[Signal("global", limit=1)]), arf=True)
+    job.processes[1].answers["Repair"] = 1
+    job.script["report_strategies"] = []
+    job.beat(3, npu_status=HIGH)
+    job.strategy("retry")
+    job.wait(1)
+    assert job.results()[0][::2] == (405, "retry")
+    assert "recover" in job.calls[-1][1][1]
+    job.script = {}
+    job.strategy(next_one)
+    if next_one == "dump":
+        assert job.results()[1] == (0, "do dump success", "dump")
+    else:
+        del job.processes[1].answers["Repair"]
+        job.kill(3)
+        job.replace(3)
+        job.beat(1, step=6)
+        assert job.results()[1:] == [(0, OK, "recover")]
+
+
 def test_a_failed_repair_in_place() -> None:
-    job = Job(platform=choosing("retry"), arf=True)
+    job = Job(platform=choosing("retry"))
     job.processes[1].answers["Repair"] = 1
     job.beat(3, npu_status=HIGH)
     job.wait(1)
@@ -442,6 +590,15 @@ def test_wishes_are_fulfilled_in_their_order() -> None:
     job.signal("stop switch")
     job.strategy("retry")
     assert job.machine.state == "NORMAL" and not job.machine.signals and job.machine.hot == set()
+
+
+@pytest.mark.parametrize("answers", [("report_fault_ranks",), ("report_fault_ranks", "report_stop_complete")])
+def test_a_dump_may_be_the_answer_to_a_fault(answers: tuple[str, ...]) -> None:
+    """At any point of the conversation: a platform that has no other strategy doesn't ask for offers."""
+    script = {name: PLATFORM_FAST[name] for name in answers[:-1]}
+    job = Job(platform={**script, answers[-1]: [Signal("dump")]}, arf=True)
+    job.kill(3)
+    assert job.results() == [(0, "do dump success", "dump")]
 
 
 def test_a_dump_wished_for_during_a_conversation_is_a_choice() -> None:

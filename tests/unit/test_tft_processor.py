@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tft_controllers
-from evertrain.mindio.tft import environment, messages
+from evertrain.mindio.tft import environment, messages, processor
 from evertrain.mindio.tft.callbacks import Callbacks
 from evertrain.mindio.tft.messages import RepairUnit, SaveGroup
 from evertrain.mindio.tft.numbers import (
@@ -138,12 +138,16 @@ def test_a_refusal_is_told(leader: ScriptedController) -> None:
         pass
 
 
-def test_no_controller_is_an_error_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_controller_is_an_error_within_the_budget(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processor, "SILENT", 0.1)
     monkeypatch.setattr(environment, "connect_budget", lambda: 0.3)
     with tft_controllers.controller() as leader:
         leader.close()
         with pytest.raises(StartFailed, match="within 0.3 s"), tft_controllers.processor(leader):
             pass
+    assert capsys.readouterr().err.count("mindio_ttp: rank 1 waits for the controller: 127.0.0.1:") == 1
 
 
 # --- serial numbers --------------------------------------------------------------------------------------------------
@@ -306,6 +310,23 @@ def test_a_rank_with_a_memory_error_receives_its_state(
     assert finished(resumed) == Action.RETRY
 
 
+def test_a_rank_that_has_not_noticed_its_memory_error_is_stopped_first(
+    leader: ScriptedController, member: Processor, callbacks: Recorder
+) -> None:
+    train_to(member, 3)
+    leader.ask(messages.Prelock, step=3, limit=5)
+    sn = leader.order(messages.DeviceStop, repair_type=1, uce=True)
+    assert leader.silent(), "its training thread is at work"
+    member.report(ReportState.RS_NORMAL)
+    reply = leader.next(messages.Reply)
+    assert (reply.sn, reply.result, reply.status.npu_status) == (sn, 0, TrainState.UCE_HIGH)
+    assert leader.ask(messages.DeviceClean, repair_type=1).result == 0
+    assert callbacks.calls[-1][:2] == ("clean", True)
+    resumed = idle(member)
+    assert leader.ask(messages.NotifyNormal).status.npu_status == TrainState.NORMAL
+    assert finished(resumed) == Action.RETRY
+
+
 def test_a_process_that_joins_learns_which_recovery_it_is(leader: ScriptedController, member: Processor) -> None:
     member.report(ReportState.RS_PREREPAIR_FINISH)
     idle(member)
@@ -438,8 +459,16 @@ def test_orders_of_a_recovery_need_a_recovery(
 # --- pause -----------------------------------------------------------------------------------------------------------
 
 
+def has_pause(leader: ScriptedController, member: Processor, step: int) -> None:
+    """The order to pause has arrived, and is not answered before that step ends."""
+    with member.main._changed:
+        assert member.main._changed.wait_for(lambda: member.main._pause_step == step, PATIENCE)
+    assert leader.silent()
+
+
 def test_pause_and_continue(leader: ScriptedController, member: Processor, callbacks: Recorder) -> None:
     leader.order(messages.Pause, step=3)
+    has_pause(leader, member, 3)
     member.main.pause_point(2)
     assert leader.silent()
     paused = in_thread(member.main.pause_point, 3)
@@ -452,18 +481,32 @@ def test_pause_and_continue(leader: ScriptedController, member: Processor, callb
 
 def test_a_hot_switch_takes_the_thread_out_between_two_steps(leader: ScriptedController, member: Processor) -> None:
     leader.order(messages.Pause, step=1)
-    assert leader.silent()
+    has_pause(leader, member, 1)
     halted = in_thread(member.main.pause_point, 1)
     assert leader.next(messages.Reply).result == 0 and halted[0].is_alive()
     assert leader.ask(messages.Continue, leave=True).result == 0
     assert str(finished(halted)) == "STEP FINISH"
 
 
+def test_who_works_on_a_paused_training_keeps_it_paused(leader: ScriptedController, member: Processor) -> None:
+    with member.main.hold() as ended:
+        assert ended is None, "it is not paused"
+    leader.order(messages.Pause, step=1)
+    has_pause(leader, member, 1)
+    paused = in_thread(member.main.pause_point, 1)
+    assert leader.next(messages.Reply).result == 0
+    with member.main.hold() as ended:
+        assert ended is not None and not ended()
+        assert leader.ask(messages.Continue).result == 0
+        assert ended() and paused[0].is_alive()
+    assert finished(paused) is None
+
+
 def test_a_pause_at_a_step_that_is_past_and_then_at_a_later_one(leader: ScriptedController, member: Processor) -> None:
     member.main.pause_point(3)
     assert leader.ask(messages.Pause, step=3).result == Result.NEED_RETRY
     leader.order(messages.Pause, step=4)
-    assert leader.silent()
+    has_pause(leader, member, 4)
     halted = in_thread(member.main.pause_point, 4)
     assert leader.next(messages.Reply).result == 0
     leader.order(messages.Pause, step=5)  # another rank was beyond step 4
@@ -482,7 +525,7 @@ def test_after_a_recovery_the_same_steps_come_again(leader: ScriptedController, 
     leader.ask(messages.NotifyNormal)
     finished(resumed)
     leader.order(messages.Pause, step=2)
-    assert leader.silent()
+    has_pause(leader, member, 2)
     halted = in_thread(member.main.pause_point, 2)
     assert leader.next(messages.Reply).result == 0
     member.main.end_pause()
@@ -511,7 +554,7 @@ def test_a_rank_that_has_left_the_training_function_is_not_unlocked(
 def test_a_stop_ends_a_pause(leader: ScriptedController, member: Processor) -> None:
     train_to(member, 1)
     leader.order(messages.Pause, step=1)
-    assert leader.silent()
+    has_pause(leader, member, 1)
     paused = in_thread(member.main.pause_point, 1)
     leader.next(messages.Reply)
     leader.ask(messages.Prelock, step=1, limit=5)
@@ -729,6 +772,20 @@ def test_says_goodbye_only_when_done(leader: ScriptedController) -> None:
     while not leader.received.empty():
         seen.append(type(leader.received.get()))
     assert messages.Bye not in seen
+
+
+def test_a_rank_that_is_leaving_answers_a_pause_with_its_goodbye(leader: ScriptedController, member: Processor) -> None:
+    """An error before that would be taken for a rank that can't be paused, and end a job that is about to succeed."""
+    beat = member.beat
+
+    def beat_later() -> None:  # in the middle of leaving
+        leader.order(messages.Pause, step=1)
+        assert leader.silent()
+        beat()
+
+    member.beat = beat_later  # type: ignore[method-assign]
+    member.destroy()
+    assert leader.next(messages.Bye)
 
 
 def test_a_link_that_breaks_while_registering_is_tried_again(leader: ScriptedController, member: Processor) -> None:

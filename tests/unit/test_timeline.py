@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from evertrain.cli import timeline
+from evertrain.cli import incidents, timeline
 from evertrain.cli.main import main
+from evertrain.clusterd.timeline.incident import Incident, Phase
 from evertrain.launch.report import fault_sentence, incident_line
 
 KILLED = {
@@ -150,3 +151,51 @@ def test_the_last_run_is_shown_and_all_on_request(file, capsys):
 def test_a_run_without_an_end(file, capsys):
     assert main(["timeline", file({"event": "launch"}, {"event": "ended", "rank": 0, "code": 0})]) == 0
     assert "did not end by itself" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [("bert", "bert"), ("acjob/bert", "bert"), ("ascendjobs.mindxdl.gitee.com/bert", "bert"), ("run.jsonl", None),
+     ("-", None), ("./bert", None), ("Bert", None), ("acjob/a/b", None)],
+)  # fmt: skip
+def test_a_name_of_a_job_or_of_a_file(text, job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert incidents.job_meant(text) == job
+
+
+def test_a_file_that_is_there_is_meant_unless_it_is_said_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert").write_text(json.dumps(KILLED) + "\n")
+    assert incidents.job_meant("bert") is None
+    assert incidents.job_meant("acjob/bert") == "bert" and incidents.job_meant("bert", certainly=True) == "bert"
+    assert main(["timeline", "bert", "-o", "json"]) == 0
+
+
+def test_without_a_cluster_it_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert main(["timeline", "bert", "--data-dir", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "there is no file bert" in told and "evertrain up" in told
+
+
+@pytest.mark.parametrize("arguments", [[], ["bert", "--all"], ["-o", "yaml", "bert"]])
+def test_what_makes_no_sense_is_told(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["timeline", *arguments])
+    assert ended.value.code == 2 and "error:" in capsys.readouterr().err
+
+
+def test_a_database_that_is_none(tmp_path, capsys):
+    (tmp_path / "text").write_text("hello" * 1000)
+    assert main(["timeline", "--db", str(tmp_path / "text")]) == 1
+    assert "is not readable as a timeline" in capsys.readouterr().err
+    assert main(["timeline", "--db", str(tmp_path / "missing"), "bert"]) == 1
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_what_a_job_reported_can_not_play_with_the_terminal():
+    shown = incidents.render(
+        [Incident("A-1", "u", "bert", "d", 0, 5, cause="\x1b[31mred\nsecond", phases=(Phase("detect", 0),))]
+    )
+    assert "\x1b" not in shown and "[31mred second" in shown

@@ -1,5 +1,6 @@
 """A tiny training script with a mistake of the user in it, chosen by its argument."""
 
+import contextlib
 import os
 import resource
 import runpy
@@ -55,7 +56,8 @@ if trouble == "bad-extra":
     extra = {"thing": nn.Identity(), "function": lambda: None}
 training = Training(
     model=model, optimizer=optimizer, sampler=sampler, extra=extra,
-    checkpoint_dir=rest[0] if rest else None, checkpoint_every=5 if rest else 0,
+    checkpoint_dir=rest[0] if rest and trouble != "behind" else None,
+    checkpoint_every=5 if rest and trouble != "behind" else 0,
 )  # fmt: skip
 
 
@@ -63,12 +65,22 @@ def lose_everything(*_):
     marker = f"{rest[0]}/lost-{rank}"
     if training.step == 12 and not os.path.exists(marker):
         open(marker, "w").close()
+        training._checkpoints.wait()  # that of step 10 is on the disk, however slow the disk is
         torch.distributed.barrier()  # everybody is in the update, where nobody can be sent back from
         raise RuntimeError("UCE ERROR: all state is gone")
 
 
 if trouble == "lost-everywhere":
     optimizer.register_step_pre_hook(lose_everything)
+
+
+def meet(name, reads):
+    """Two ranks wait for each other, without a word to the third: one reads, the other writes."""
+    pipe = f"{rest[0]}/{name}.pipe"
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(pipe)
+    with training.slow("another rank"), open(pipe, "rb" if reads else "wb"):
+        pass
 
 
 def knock(data: bytes) -> bytes:
@@ -106,8 +118,19 @@ def train():
             shared = torch.tensor([float(step + rank)])
             torch.distributed.all_reduce(shared)
             assert shared.item() == 3 * step + 3, shared
+        if trouble == "behind" and rank > 0 and step == 9 and not os.path.exists(f"{rest[0]}/met"):
+            if rank == 1:
+                meet("asleep", reads=True)  # rank 0 is where it has to be
+            meet("met", reads=rank == 1)  # nobody fails before both have step 8 behind them
+            open(f"{rest[0]}/met", "w").close()
         loss = training.model(batch).pow(2).mean()
         loss.backward()
+        if trouble == "behind" and rank == 0 and step == 8 and not os.path.exists(f"{rest[0]}/behind"):
+            # The others have its gradients and go on; it is a step behind them until somebody interrupts it.
+            open(f"{rest[0]}/behind", "w").close()
+            meet("asleep", reads=False)
+            with training.slow("a look at something"):
+                time.sleep(60)
         optimizer.step()
         optimizer.zero_grad()
         if trouble == "endless" and step == 10:
