@@ -25,7 +25,7 @@ class Row:
     unit: str = "s"
     budget: float | None = None
     judged: str = "p90"
-    """Which figure the budget holds for: p50, p90 or min."""
+    """Which figure the budget holds for: p50, p90, p99, min or max."""
     at_least: bool = False
     notes: str = ""
     failure: str = ""
@@ -33,9 +33,9 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def figure(self, which: str) -> float:
-        if which == "p50":
-            return statistics.median(self.values)
-        return min(self.values) if which == "min" else percentile(self.values, 0.9)
+        if which in ("min", "max"):
+            return min(self.values) if which == "min" else max(self.values)
+        return statistics.median(self.values) if which == "p50" else percentile(self.values, int(which[1:]) / 100)
 
     @property
     def held(self) -> bool | None:

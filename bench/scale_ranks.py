@@ -191,7 +191,7 @@ class Crowd:
         self._per_node = per_node(world_size)
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._agents: dict[int, Agent] = {}
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[asyncio.BaseProtocol]] = set()
         self._address, self._source = address, source
         self._ranks = ranks
         self._links: dict[int, Rank] = {}

@@ -1,0 +1,377 @@
+"""A ClusterD of many jobs under many faults: that none is lost, how fast it decides, and what it needs for it.
+
+    python -m bench.clusterd [--quick] [--jobs N] [--rate N] [--seconds S] [--nodes N] [--json FILE]
+
+A real ClusterD, a real API server that holds the jobs, their PodGroups and pods as objects, and this process with a
+client for each job, all of them processes of their own that talk gRPC and HTTPS. Then faults at a steady rate: of five,
+two are memory errors that the training reports (the step is run again), two are processes that ended (they start again
+in place), one is a chip's fault in its node's ConfigMap, which the node takes back once the training has stopped. Each
+has to end in a finished recovery: for the client, in the timeline, and in what ClusterD keeps in the cluster.
+
+How long it takes to decide is measured by the client, from just before it sends its report until it has the strategy:
+the client's own answers to the signals between them, and all writes to the API server that ClusterD waits for, are part
+of it. Labels, annotations and reset files follow when there is time; how long that takes after the last recovery is
+printed, how many recoveries a second were reached, and what ClusterD asked of the API server for one. How busy each of
+the processes was is printed as well: on a small machine the busiest of them is what limits the rate.
+
+At last the ConfigMaps of many nodes go through the fault centre in one pass, and then one that changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from bench.clusterd_jobs import CHIP, REPORT, Crowd, Fault, Job
+from bench.clusterd_merge import Merged, merge
+from bench.clusterd_world import CHIPS, RANKS, devices, node_of
+from bench.jobs import ROOT, Stuck, environment
+from bench.report import Row, percentile, show
+from bench.scale import raise_descriptor_limit
+from evertrain.clusterd.keep import SELECTOR, TEXT, decode
+from evertrain.clusterd.model import MEMORY, OTHER
+from evertrain.clusterd.recover.names import INIT
+from evertrain.clusterd.recover.state import decode as decode_state
+from evertrain.clusterd.timeline.store import Store
+from evertrain.kube.client import Client
+from evertrain.kube.port import CONFIG_MAP
+from evertrain.wire.faultinfo import DEVICE_NAMESPACE, DEVICE_PREFIX, ChipFault
+
+PATIENCE = 300.0
+SETTLE_SECONDS = 300.0
+CHIP_CODE, CHIP_LEVEL = "80C98000", "RestartBusiness"
+DECISION_BUDGET = 1.0
+SUMMARIES = "outside-job-info=true"
+
+
+@dataclass
+class Process:
+    """One of those that take part, and what it used while there were faults."""
+
+    name: str
+    process: psutil.Process
+    before: float = 0.0
+    used: float = 0.0
+
+    def begin(self) -> None:
+        self.before = sum(self.process.cpu_times()[:2])
+
+    def end(self) -> None:
+        self.used = sum(self.process.cpu_times()[:2]) - self.before
+
+
+@dataclass
+class Figures:
+    registered: float = 0.0
+    faults: list[Fault] = field(default_factory=list)
+    unfinished: int = 0
+    late: int = 0
+    """Faults that had to wait until their job was through with the one before."""
+    surplus: list[str] = field(default_factory=list)
+    incidents: int = 0
+    """Recoveries in the timeline that ended well."""
+    others: list[str] = field(default_factory=list)
+    """Those that did not, or are not over."""
+    kept: list[str] = field(default_factory=list)
+    """Recoveries that the cluster says are not over."""
+    memory: dict[str, float] = field(default_factory=dict)
+    used: dict[str, float] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    """From the first fault to the end of the last recovery, for its client."""
+    settled: float = 0.0
+    """From then on, until nothing was left to be written."""
+    merged: Merged | None = None
+
+
+class Nodes:
+    """Publish faults of their chips, and take them back."""
+
+    def __init__(self, kube: Client) -> None:
+        self._kube = kube
+        self._faults: dict[str, dict[str, ChipFault]] = {}
+        self._writing: dict[str, asyncio.Lock] = {}
+
+    async def set(self, node: str, chip: int, faulty: bool) -> None:
+        name = f"Ascend910-{chip}"
+        found = self._faults.setdefault(node, {})
+        if faulty:
+            found[name] = ChipFault(name, CHIP_CODE, CHIP_LEVEL, int(time.time() * 1000))
+        else:
+            found.pop(name, None)
+        async with self._writing.setdefault(node, asyncio.Lock()):
+            patch = {"data": devices(tuple(found.values()))}
+            await self._kube.patch(CONFIG_MAP, DEVICE_PREFIX + node, DEVICE_NAMESPACE, patch)
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path, jobs: int) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, list[str]]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.clusterd_world", str(folder), str(jobs),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT, limit=1 << 24,
+    )  # fmt: skip
+    assert process.stdin and process.stdout
+    try:
+        async with asyncio.timeout(PATIENCE):
+            line = await process.stdout.readline()
+        if not line:
+            raise Stuck("the API server has ended, see above")
+        told = json.loads(line)
+        yield process, told["kubeconfig"], told["jobs"]
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+async def requests(process: asyncio.subprocess.Process) -> dict[str, int]:
+    assert process.stdin and process.stdout
+    process.stdin.write(b"\n")
+    found: dict[str, int] = json.loads(await process.stdout.readline())
+    return found
+
+
+@contextlib.asynccontextmanager
+async def clusterd(folder: Path, kubeconfig: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    log = folder / "clusterd.log"
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "evertrain.clusterd", "--kubeconfig", kubeconfig, "--listen", "127.0.0.1:0",
+            "--insecure", "--timeline", str(folder / "timeline.db"), "--logLevel", "1",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, env=environment(), cwd=ROOT,
+        )  # fmt: skip
+    assert process.stdout
+    try:
+        async with asyncio.timeout(PATIENCE):
+            line = (await process.stdout.readline()).decode()
+        found = re.search(r"serves on (\S+)", line)
+        if not found:
+            raise Stuck(f"ClusterD does not serve: {log.read_text()[-2000:]}")
+        yield process, found[1]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+        text = log.read_text()
+        if text:
+            print(f"ClusterD said ({len(text.splitlines())} lines):\n{text[:2000]}", file=sys.stderr)
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> Figures:
+    figures = Figures()
+    async with world(folder, options.jobs) as (server, kubeconfig, uids):
+        kube = Client.from_kubeconfig(kubeconfig)
+        try:
+            async with clusterd(folder, kubeconfig) as (brain, address):
+                parts = [
+                    Process("ClusterD", psutil.Process(brain.pid)),
+                    Process("API server", psutil.Process(server.pid)),
+                    Process("clients", psutil.Process()),
+                ]
+                figures.memory["idle"] = parts[0].process.memory_info().rss / 2**20
+                crowd = Crowd(address, uids)
+                try:
+                    began = time.monotonic()
+                    async with asyncio.timeout(PATIENCE):
+                        await crowd.join()
+                    figures.registered = time.monotonic() - began
+                    figures.memory["registered"] = parts[0].process.memory_info().rss / 2**20
+                    await _settled_down(kube, options.jobs)
+                    await _storm(crowd, kube, server, parts, options, figures)
+                    figures.surplus = crowd.surplus
+                finally:
+                    await crowd.close()
+        finally:
+            await kube.close()
+    _read_timeline(folder / "timeline.db", figures)
+    return figures
+
+
+async def _settled_down(kube: Client, jobs: int) -> None:
+    """Until ClusterD has written what it writes of each job when it sees it first, at its own pace."""
+    async with asyncio.timeout(PATIENCE):
+        while len((await kube.list(CONFIG_MAP, "default", labels=SUMMARIES)).items) < jobs:
+            await asyncio.sleep(1)
+
+
+async def _storm(
+    crowd: Crowd,
+    kube: Client,
+    server: asyncio.subprocess.Process,
+    parts: list[Process],
+    options: argparse.Namespace,
+    figures: Figures,
+) -> None:
+    nodes = Nodes(kube)
+    await requests(server)
+    for part in parts:
+        part.begin()
+    began = time.monotonic()
+    running: set[asyncio.Task[None]] = set()
+    waiting = [asyncio.Lock() for _ in crowd.jobs]
+    for number in range(options.rate * options.seconds):
+        await asyncio.sleep(max(0.0, began + number / options.rate - time.monotonic()))
+        job = crowd.jobs[number % len(crowd.jobs)]
+        task = asyncio.create_task(_one(job, number, nodes, waiting[job.number], figures))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    if running:
+        _, left = await asyncio.wait(running, timeout=PATIENCE)
+        figures.unfinished = len(left)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    figures.seconds = time.monotonic() - began
+    for part in parts:
+        part.end()
+        figures.used[part.name] = part.used
+    figures.memory["after"] = parts[0].process.memory_info().rss / 2**20
+    status = Path(f"/proc/{parts[0].process.pid}/status").read_text()
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+    figures.memory["most"] = int(peak[1]) / 1024 if peak else 0.0
+    ended = time.monotonic()
+    figures.kept = await _settled(kube)
+    figures.settled = time.monotonic() - ended
+    figures.requests = await requests(server)
+    figures.requests.pop(f"patch {DEVICE_PREFIX.rstrip('-')}", None)  # those are our own
+
+
+async def _one(job: Job, number: int, nodes: Nodes, turn: asyncio.Lock, figures: Figures) -> None:
+    """One fault, up to the end of its recovery."""
+    figures.late += turn.locked()
+    async with turn:
+        rank = number * 3 % RANKS
+        if number % 5 == 4:
+            node, first = node_of(job.number, rank // CHIPS)
+            fault = job.expect(CHIP, rank, OTHER)
+            figures.faults.append(fault)
+            await nodes.set(node, first + rank % CHIPS, True)
+            await job.stopped.wait()
+            await nodes.set(node, first + rank % CHIPS, False)
+        else:
+            job.stopped.clear()
+            sending = asyncio.create_task(job.report(rank, MEMORY if number % 2 else OTHER))
+            await asyncio.sleep(0)
+            assert job.fault is not None
+            fault = job.fault
+            figures.faults.append(fault)
+            await sending
+        await fault.done.wait()
+
+
+async def _settled(kube: Client) -> list[str]:
+    """What ClusterD keeps of recoveries that are not over, though it had some time."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        found = []
+        for item in (await kube.list(CONFIG_MAP, labels=SELECTOR)).items:
+            for text in (item.get("data") or {}).values():
+                record = decode({"data": {TEXT: text}})
+                state = decode_state(record.state).state
+                if state != INIT or record.effects:
+                    found.append(f"{record.job} in state {state}")
+        if not found or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.5)
+
+
+def _read_timeline(path: Path, figures: Figures) -> None:
+    store = Store(path, read_only=True)
+    try:
+        incidents = store.incidents()
+    finally:
+        store.close()
+    good = [each for each in incidents if each.closed and each.ok and each.outcome == "recovered"]
+    figures.incidents = len(good)
+    figures.others = [f"{each.name}: {each.outcome or 'open'} {each.end}" for each in incidents if each not in good]
+
+
+def rows(figures: Figures, options: argparse.Namespace) -> list[Row]:
+    sent = options.rate * options.seconds
+    finished = [fault for fault in figures.faults if fault.done.is_set()]
+    lost = max(sent - len(finished), sent - figures.incidents, figures.unfinished) + len(figures.kept)
+    wrong = [*figures.surplus, *figures.others, *figures.kept]
+    reported = [fault.decided - fault.sent for fault in finished if fault.kind == REPORT]
+    chips = [fault.stopped - fault.sent for fault in finished if fault.kind == CHIP]
+    ended = [fault.decided - fault.sent for fault in finished if fault.kind == CHIP]
+    busiest = max(figures.used, key=lambda name: figures.used[name], default="")
+    share = {name: 100 * used / figures.seconds for name, used in figures.used.items()}
+    asked = sum(figures.requests.values())
+    many = f"{options.jobs} jobs × {RANKS} ranks"
+    result = [
+        Row(f"{many} register", [figures.registered]),
+        Row(
+            f"{sent} faults, {options.rate} a second: lost", [float(lost)], "", 0.0, "max",
+            notes=f"{len(finished)} finished for their client, {figures.incidents} in the timeline",
+            failure=f"{len(wrong)} things that should not be: {'; '.join(wrong[:5])}" if wrong else "",
+        ),
+        Row("report -> strategy", reported, "s", DECISION_BUDGET, "p99", notes=_p99(reported)),
+        Row("chip's fault published -> stop", chips, notes=_p99(chips)),
+        Row("chip's fault published, mended -> strategy", ended, notes=_p99(ended)),
+        Row("faults that waited for their job", [float(figures.late)], ""),
+        Row(
+            "all faults and recoveries", [figures.seconds],
+            notes=f"{len(finished) / figures.seconds:.1f} recoveries a second of {options.rate} offered; "
+            f"the last ended {max(0.0, figures.seconds - options.seconds):.1f} s after the last fault",
+        ),
+        Row("then, until nothing was left to be written", [figures.settled]),
+    ]  # fmt: skip
+    for name, used in figures.used.items():
+        notes = f"{share[name]:.0f} % of a core, {1000 * used / sent:.1f} ms a recovery"
+        notes += "; the busiest, and so the bottleneck" if name == busiest else ""
+        result.append(Row(f"processor time of {name}", [used], notes=notes))
+    for when in ("idle", "registered", "after", "most"):
+        if when in figures.memory:
+            result.append(Row(f"memory of ClusterD, {_WHEN[when]}", [figures.memory[when]], "MiB"))
+    detail = ", ".join(
+        f"{count / sent:.1f} {what}" for what, count in sorted(figures.requests.items(), key=lambda each: -each[1])
+        if count >= 0.05 * sent
+    )  # fmt: skip
+    result.append(Row("requests of ClusterD for a recovery", [asked / sent], "", notes=detail))
+    if figures.merged is not None:
+        many = f"{options.nodes} nodes"
+        result += [
+            Row(f"{many}' ConfigMaps merged in one pass", [figures.merged.all], notes=f"{figures.merged.pages} pages"),
+            Row(f"one of {many} changes", figures.merged.one),
+        ]
+    return result
+
+
+_WHEN = {"idle": "no client", "registered": "all jobs registered", "after": "after the faults", "most": "at most"}
+
+
+def _p99(values: list[float]) -> str:
+    return f"p99 {percentile(values, 0.99):.3f}" if values else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.clusterd", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="50 jobs, 10 faults a second for 10 s, 1000 nodes")
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--rate", type=int, default=100, help="faults a second (default 100)")
+    parser.add_argument("--seconds", type=int, default=60, help="of faults (default 60)")
+    parser.add_argument("--nodes", type=int, default=10_000, help="whose ConfigMaps are merged (default 10 000)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    if options.quick:
+        options.jobs, options.rate, options.seconds, options.nodes = 50, 10, 10, 1000
+    raise_descriptor_limit(4 * options.jobs + 1000)
+    with tempfile.TemporaryDirectory(prefix="evertrain-bench-") as folder:
+        figures = asyncio.run(measure(options, Path(folder)))
+    figures.merged = merge(options.nodes)
+    return 0 if show("A ClusterD of many jobs", rows(figures, options), options.json) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

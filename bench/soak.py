@@ -1,0 +1,260 @@
+"""One job under many faults of all kinds: what became of each, and whether the end is that of a run without.
+
+    python -m bench.soak [--faults N] [--seed N] [--json FILE] [--keep FOLDER]
+
+An AscendJob of two pods with two processes each trains on an embedded cluster of three nodes. What happens to it when
+is drawn from the seed: processes are killed, raise memory, network and ordinary errors, ranks fail whatever is tried,
+chips break and are mended, nodes lose their power and get it back, nodes are unwell. ClusterD decides each time. In
+the end every step of every rank is compared with a run in which nothing happened: samples, loss, hash of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.chained import PATIENCE, Watched, World, difference, world
+from bench.jobs import Stuck
+from bench.report import machine, percentile
+from evertrain.cli.demo.features import BROKEN_CHIP
+from evertrain.cli.running import CommandError
+from evertrain.clusterd.timeline.incident import Incident
+from evertrain.kube.port import Object
+
+EXAMPLE, SCRIPT = "fallback/job.yaml", Path(__file__).with_name("soak_train.py")
+ENDLESS = 1_000_000
+APART = (8, 16)
+"""Steps between two faults, at least and at most."""
+PACE = 0.05
+MEANWHILE = 2000
+"""Steps that may be done while a fault is mended: a hot switch is prepared while training goes on."""
+MARGIN = 5
+"""More than ranks can be apart."""
+NODE_GRACE = 5.0
+RAISED = ("uce", "network", "error", "broken")
+"""By the training script itself; the others come from outside."""
+NOT_THE_FIRST = ("sub-health",)
+"""The pod with the manager is not hot switched (docs/hot-switching.md); all else happens to it as to any other."""
+KINDS = {"kill": 6, "uce": 4, "network": 4, "error": 2, "chip": 2, "node": 1, "sub-health": 2, "broken": 1}
+"""How often, in relation to each other. What is broken can't be repaired, nor started again, nor replaced."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    rank: int
+    after: int
+    """Steps since the one before was mended."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} of rank {self.rank}"
+
+
+def plan(seed: int, faults: int) -> list[Fault]:
+    """The same for the same seed."""
+    chance = random.Random(seed)
+    kinds = list(KINDS)
+    # Each kind at least once, if there are enough.
+    drawn = kinds[:faults] + chance.choices(kinds, list(KINDS.values()), k=max(0, faults - len(kinds)))
+    chance.shuffle(drawn)
+    return [
+        Fault(
+            kind,
+            chance.choice((2, 3)) if kind in NOT_THE_FIRST else chance.randrange(4),
+            chance.randint(*APART),
+        )
+        for kind in drawn
+    ]
+
+
+@dataclass
+class Result:
+    incidents: list[Incident] = field(default_factory=list)
+    faults: int = 0
+    steps: int = 0
+    repeated: int = 0
+    """Steps that were done again, by the rank that did most."""
+    seconds: float = 0.0
+    undisturbed: float = 0.0
+    """Seconds that the same steps take without faults, at the same pace."""
+    failure: str = ""
+
+    @property
+    def goodput(self) -> float:
+        return self.undisturbed / self.seconds if self.seconds else 0.0
+
+
+class Soak:
+    def __init__(self, place: World, faults: list[Fault]) -> None:
+        self._place, self._faults = place, faults
+        self._told: dict[str, Incident] = {}
+        """By id. ClusterD shows the newest ones only."""
+
+    async def run(self) -> Result:
+        result = Result(faults=len(self._faults))
+        arguments = (f"--steps={ENDLESS}", f"--pace={PACE}", "--checkpoint-every=50")
+        label = {"subHealthyStrategy": "hotSwitch"}
+        try:
+            async with self._place.training(EXAMPLE, *arguments, script=SCRIPT, labels=label) as job:
+                _put(job.output / "allowed", "1")
+                await job.until_step(1)
+                began = time.monotonic()
+                for number, fault in enumerate(self._faults, 1):
+                    await self._one(job, fault)
+                    _progress(f"{number}/{len(self._faults)}  {fault}: {self._last()}")
+                result.steps = max(job.steps()) + APART[1]
+                _put(job.output / "last", str(result.steps))
+                _put(job.output / "allowed", str(result.steps))
+                if not await job.ends():
+                    raise Stuck(f"the job did not succeed: {job.state()}")
+                result.seconds = time.monotonic() - began
+                await self._look(job)
+                done, result.repeated = job.done(), job.repeated()
+            calm, result.undisturbed = await self._place.undisturbed(result.steps, PACE)
+            result.failure = difference(calm, done, result.steps)
+        except (Stuck, CommandError) as error:
+            result.failure = str(error)
+        result.incidents = list(self._told.values())
+        return result
+
+    async def _one(self, job: Watched, fault: Fault) -> None:
+        """Some steps, the fault, and what follows until it is mended and the cluster is as before."""
+        step = max(job.steps()) + MARGIN + fault.after
+        _put(job.output / "allowed", str(step))
+        await job.until_step(step)
+        await self._until_closed(job)  # what came of the one before may be more than one incident
+        known = len(self._told)
+        node = _node(job, fault.rank)
+        if fault.kind in RAISED:
+            _put(job.output / f"raise.{fault.rank}", fault.kind)
+        _put(job.output / "allowed", str(step + MEANWHILE))
+        match fault.kind:
+            case "kill":
+                job.kill(fault.rank)
+            case "chip":
+                await self._place.order("inject", "chip", BROKEN_CHIP, "--node", node, "--chip", "0")
+            case "node":
+                await self._place.order("node", "stop", node)
+            case "sub-health":
+                await self._place.order("inject", "sub-health", "--node", node)
+        await self._until_closed(job, known + 1)
+        match fault.kind:
+            case "chip" | "sub-health":
+                await self._place.order("inject", "clear")
+            case "node":
+                await self._place.order("node", "start", node)
+                await self._until_ready(node)
+
+    async def _until_closed(self, job: Watched, least: int = 0) -> None:
+        """There are so many incidents, and none is open."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            await self._look(job)
+            if len(self._told) >= least and all(incident.closed for incident in self._told.values()):
+                return
+            if time.monotonic() > end:
+                raise Stuck(f"nothing was recorded, or it is not over: {self._last()}; {job.state()}")
+            await asyncio.sleep(0.1)
+
+    async def _look(self, job: Watched) -> None:
+        self._told |= {incident.id: incident for incident in await job.told()}
+
+    def _last(self) -> str:
+        if not self._told:
+            return "no incident"
+        last = list(self._told.values())[-1]
+        how = f"{last.decision or last.cause}, {last.outcome or 'not over'}"
+        return f"{how} after {last.total_ms} ms" + (f", {len(last.fallbacks)} fallbacks" if last.fallbacks else "")
+
+    async def _until_ready(self, name: str) -> None:
+        from evertrain.kube.port import NODE
+
+        end = time.monotonic() + PATIENCE
+        while not _is_ready(await self._place.kube.get(NODE, name)):
+            if time.monotonic() > end:
+                raise Stuck(f"{name} does not come back")
+            await asyncio.sleep(0.1)
+
+
+def _node(job: Watched, rank: int) -> str:
+    """Where the rank's pod is."""
+    kind = "master" if rank < 2 else "worker"
+    return next((pod.node for pod in job.pods() if f"-{kind}-" in pod.name), "")
+
+
+def _is_ready(node: Object) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _put(file: Path, text: str) -> None:
+    """Whole, or not there."""
+    written = file.with_name(file.name + ".new")
+    written.write_text(text)
+    written.rename(file)
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show(result: Result, seed: int) -> None:
+    print(f"\n{result.faults} faults in {result.steps} steps, seed {seed}\n{machine()}\n")
+    outcomes: dict[str, Counter[str]] = {}
+    phases: dict[str, list[float]] = {}
+    for incident in result.incidents:
+        first = incident.fallbacks[0].left if incident.fallbacks else incident.decision or incident.cause
+        how = "fell back" if incident.fallbacks and incident.ok else "recovered" if incident.ok else "failed"
+        outcomes.setdefault(first, Counter())[how] += 1
+        for name, took in incident.durations:
+            phases.setdefault(name, []).append(took)
+        phases.setdefault("total", []).append(incident.total_ms)
+    print(f"{'strategy':24} recovered  fell back  failed")
+    for name, counts in sorted(outcomes.items()):
+        print(f"{name[:24]:24} {counts['recovered']:9} {counts['fell back']:10} {counts['failed']:7}")
+    print(f"\n{'phase':24}   n   p50 ms   p99 ms")
+    for name, times in phases.items():
+        print(f"{name[:24]:24} {len(times):3} {percentile(times, 0.5):8.0f} {percentile(times, 0.99):8.0f}")
+    print(f"\ngoodput: {result.goodput:.0%} ({result.undisturbed:.0f} s of training in {result.seconds:.0f} s)")
+    print(f"steps that had to be done again: {result.repeated}")
+    same = "yes, every step of every rank" if not result.failure else f"NO: {result.failure}"
+    print(f"identical to the undisturbed run: {same}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=100, help="how many (default 100)")
+    parser.add_argument("--seed", type=int, default=1, help="which ones (default 1)")
+    parser.add_argument("--json", type=Path, help="also write the incidents to this file")
+    parser.add_argument("--keep", type=Path, help="a new folder for what the jobs and the cluster write, to be kept")
+    options = parser.parse_args()
+    if options.faults < 1:
+        parser.error("--faults is at least 1")
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evertrain-soak-")))
+        folder.mkdir(parents=True, exist_ok=options.keep is None)
+        logging.basicConfig(filename=folder / "cluster.log")
+        result = asyncio.run(_main(folder, plan(options.seed, options.faults)))
+    _show(result, options.seed)
+    if options.json:
+        options.json.write_text(json.dumps([incident.record() for incident in result.incidents], indent=1) + "\n")
+    return 1 if result.failure or not all(incident.ok for incident in result.incidents) else 0
+
+
+async def _main(folder: Path, faults: list[Fault]) -> Result:
+    async with world(folder, node_grace=NODE_GRACE) as place:
+        return await Soak(place, faults).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
