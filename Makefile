@@ -2,44 +2,79 @@
 # change. Another interpreter: make PYTHON=python3.12 demo
 PYTHON ?= python3
 ARGS ?=
+FEATURE ?=
 FRAMES ?= 1000000
+FAULTS ?= 100
+SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-matrix lint demo bench-recovery bench-overhead bench-scale bench-repair bench-cluster fuzz clean
+.PHONY: help setup test test-matrix test-exhaustive test-kubernetes lint proto chart demo bench-recovery bench-overhead bench-scale bench-repair bench-cluster bench-taskd bench-clusterd bench-chain bench-kubernetes soak fuzz wheels clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.ready-to-test ## a virtual environment with everything for development
 
-demo: $(VENV)/.ready-to-run ## train, kill a process in the middle, see that the result is the same bits
-	@$(BIN)/evertrain demo $(ARGS)
+demo: $(VENV)/.ready-to-run ## a job, a fault, the recovery, and the same bits in the end (FEATURE=NAME; ARGS=--help lists them)
+	@$(BIN)/evertrain demo $(FEATURE) $(ARGS)
 
-# What mostly thinks or waits shares the cores; whole jobs have them for themselves, for their times mean something.
-SHARING := tests/unit tests/contract $(addprefix tests/integration/,test_boot.py test_controller_server.py \
-  test_device_groups.py test_fsdp.py test_launch_output.py test_prelude.py test_reducer.py test_repair.py \
-  test_takeover.py test_tls_links.py) $(wildcard tests/integration/test_embedded_*.py \
-  tests/integration/test_operator_*.py tests/integration/test_tft_*.py tests/e2e/test_cluster_*.py)
+# Most tests wait more than they think and run at once; some have times to keep and run alone. Whole jobs, most of the
+# matrix, are several processes each.
+ALONE := $(addprefix tests/integration/,test_groups.py test_launch.py test_launch_faults.py test_spare.py) \
+  tests/e2e/test_elastic.py
+TOGETHER := --dist worksteal $(addprefix --ignore=,$(ALONE))
+
+# Dozens of processes load the same modules in each test: compile them once, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 test: lint ## the checkers and all tests but the full fault matrix
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(SHARING)
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(SHARING))
+	$(BIN)/python -m pytest -n 3 $(TOGETHER)
+	$(BIN)/python -m pytest $(ALONE)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-matrix: $(VENV)/.ready-to-test ## every fault kind in every phase on every kind of rank
-	$(BIN)/python -m pytest -m matrix $(ARGS)
+test-matrix: $(VENV)/.ready-to-test ## whole jobs: every fault kind in every phase, every strategy, every flow
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -m "matrix and not exhaustive" -n 2 $(TOGETHER)
+	$(BIN)/python -m pytest -m "matrix and not exhaustive" $(ALONE)
+else
+	$(BIN)/python -m pytest -m "matrix and not exhaustive" $(ARGS)
+endif
 
-lint: $(VENV)/.ready-to-test ## ruff, mypy and the import layers
+test-exhaustive: $(VENV)/.ready-to-test ## the matrix in full, not in pairs (an hour and a half)
+	$(BIN)/python -m pytest -m "matrix or exhaustive" -n 2 $(TOGETHER) $(ARGS)
+	$(BIN)/python -m pytest -m "matrix or exhaustive" $(ALONE) $(ARGS)
+
+# On a cluster of its own, or on yours: KUBECONFIG=... make test-kubernetes. The contract tests want a token beside it
+# (EVERTRAIN_CONTRACT_URL, _TOKEN and _CA), and are left out there without.
+KUBERNETES_CONTRACT := $(if $(KUBECONFIG),$(if $(EVERTRAIN_CONTRACT_URL),tests/contract),tests/contract)
+KUBERNETES_TESTS := $(BIN)/python -m pytest -m 'kubernetes or not kubernetes' \
+  $(if $(ARGS),$(ARGS),tests/kubernetes $(KUBERNETES_CONTRACT))
+
+test-kubernetes: $(VENV)/.ready-to-test ## on a real Kubernetes, made from Debian's sources the first time (root, Debian 12), or KUBECONFIG's
+ifeq ($(KUBECONFIG),)
+	PYTHONPATH=tests $(BIN)/python -m kubernetes_cluster -- $(KUBERNETES_TESTS)
+else
+	$(KUBERNETES_TESTS)
+endif
+
+lint: $(VENV)/.ready-to-test ## ruff, mypy, the import layers, and that generated code is current
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.protos --check
+
+proto: $(VENV)/.ready-to-test ## write src/evertrain/wire anew from proto/
+	$(BIN)/python -m tools.protos
+
+chart: $(VENV)/.ready-to-test ## write deploy/chart anew from deploy/base and deploy/components (needs kubectl)
+	$(BIN)/python -m tools.chart
 
 bench-recovery: $(VENV)/.ready-to-test ## time of each recovery beside its budget and plain torchrun (ARGS=--quick)
 	$(BIN)/python -m bench.recovery $(ARGS)
@@ -56,11 +91,34 @@ bench-repair: $(VENV)/.ready-to-test ## bandwidth of a repair beside bare gloo a
 bench-cluster: $(VENV)/.ready-to-test ## 200 AscendJobs at once on 50 virtual nodes (ARGS=--quick)
 	$(BIN)/python -m bench.cluster $(ARGS)
 
+bench-taskd: $(VENV)/.ready-to-test ## a TaskD manager of 1 250 nodes with 10 000 workers (ARGS=--quick)
+	$(BIN)/python -m bench.taskd $(ARGS)
+
+bench-clusterd: $(VENV)/.ready-to-test ## a ClusterD of 1 000 jobs under 100 faults a second (ARGS=--quick)
+	$(BIN)/python -m bench.clusterd $(ARGS)
+
+bench-chain: $(VENV)/.ready-to-test ## recovery of an AscendJob that ClusterD leads, beside its budgets (ARGS=--quick)
+	$(BIN)/python -m bench.chain $(ARGS)
+
+bench-kubernetes: $(VENV)/.ready-to-test ## 500 AscendJobs of 8 pods on a real API server without kubelets (ARGS=--quick)
+	PYTHONPATH=tests $(BIN)/python -m kubernetes_cluster --nodes 0 -- $(BIN)/python -m bench.kubernetes $(ARGS)
+
+soak: $(VENV)/.ready-to-test ## one job under many faults of all kinds (FAULTS=100 SEED=1)
+	$(BIN)/python -m bench.soak --faults $(FAULTS) --seed $(SEED) $(ARGS)
+
 fuzz: $(VENV)/.ready-to-test ## a million damaged frames at every end of a link (FRAMES=...)
 	EVERTRAIN_FUZZ_FRAMES=$(FRAMES) $(BIN)/python -m pytest tests/fuzz $(ARGS)
 
+# What was built before could hold modules that are gone.
+wheels: $(VENV)/.ready-to-run ## evertrain, and the same as taskd and mindio_ttp, in dist/
+	rm -rf build dist
+	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps -w dist .
+	$(BIN)/python -m tools.wheels dist
+	@ls dist
+
 clean: ## remove everything that was made
-	rm -rf $(VENV) build src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f src/taskd/python/cython_api/libs/libtaskd.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # No --clear: an environment that was there before may be somebody's own.
@@ -72,14 +130,14 @@ $(VENV)/.made:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.ready-to-run: pyproject.toml constraints.txt | $(VENV)/.made
+$(VENV)/.ready-to-run: pyproject.toml setup.py constraints.txt src/evertrain/taskd/native/libtaskd.c | $(VENV)/.made
 	@echo "== installing PyTorch; this is the long part, once"
-	@$(PIP) "torch>=2.4" numpy
-	@echo "== installing Evertrain"
-	@$(PIP) -qq --editable '.[torch]'
+	@$(PIP) "torch>=2.6" numpy
+	@echo "== installing Evertrain (half a minute)"
+	@$(PIP) -qq --editable '.[torch,cluster]'
 	@touch $@
 
 $(VENV)/.ready-to-test: $(VENV)/.ready-to-run
-	@echo "== installing the tools for testing"
+	@echo "== installing the tools for testing (half a minute)"
 	@$(PIP) -qq --editable '.[torch,cluster,dev]'
 	@touch $@
