@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-matrix test-exhaustive test-kubernetes lint proto chart demo bench-recovery bench-overhead bench-scale bench-repair bench-cluster bench-taskd bench-clusterd bench-chain bench-kubernetes soak fuzz wheels clean
+.PHONY: help setup test test-all test-matrix test-exhaustive test-kubernetes lint proto chart demo bench-recovery bench-overhead bench-scale bench-repair bench-cluster bench-taskd bench-clusterd bench-chain bench-kubernetes soak fuzz wheels clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,34 +22,23 @@ setup: $(VENV)/.ready-to-test ## a virtual environment with everything for devel
 demo: $(VENV)/.ready-to-run ## a job, a fault, the recovery, and the same bits in the end (FEATURE=NAME; ARGS=--help lists them)
 	@$(BIN)/evertrain demo $(FEATURE) $(ARGS)
 
-# Most tests wait more than they think and run at once; some have times to keep and run alone. Whole jobs, most of the
-# matrix, are several processes each.
-ALONE := $(addprefix tests/integration/,test_groups.py test_launch.py test_launch_faults.py test_spare.py) \
-  tests/e2e/test_elastic.py
-TOGETHER := --dist worksteal $(addprefix --ignore=,$(ALONE))
-
 # Dozens of processes load the same modules in each test: compile them once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-test: lint ## the checkers and all tests but the full fault matrix
-ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -n 3 $(TOGETHER)
-	$(BIN)/python -m pytest $(ALONE)
-else
-	$(BIN)/python -m pytest $(ARGS)
-endif
+# What is run how, and what happens when something fails: tools/testing. With ARGS it is pytest with these.
+SUITE = $(BIN)/python -m $(if $(ARGS),pytest -m $(1) $(ARGS),tools.testing $@)
+
+test: lint ## what decides about a change: the checkers, and tests of every part (ARGS='tests/unit -k plan')
+	$(call SUITE,"not matrix and not exhaustive and not kubernetes")
 
 test-matrix: $(VENV)/.ready-to-test ## whole jobs: every fault kind in every phase, every strategy, every flow
-ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -m "matrix and not exhaustive" -n 2 $(TOGETHER)
-	$(BIN)/python -m pytest -m "matrix and not exhaustive" $(ALONE)
-else
-	$(BIN)/python -m pytest -m "matrix and not exhaustive" $(ARGS)
-endif
+	$(call SUITE,"matrix and not exhaustive")
 
 test-exhaustive: $(VENV)/.ready-to-test ## the matrix in full, not in pairs (an hour and a half)
-	$(BIN)/python -m pytest -m "matrix or exhaustive" -n 2 $(TOGETHER) $(ARGS)
-	$(BIN)/python -m pytest -m "matrix or exhaustive" $(ALONE) $(ARGS)
+	$(call SUITE,"matrix or exhaustive")
+
+test-all: $(VENV)/.ready-to-test ## all suites, the soak and the fuzzing, one after the other, and a table of them (hours)
+	$(BIN)/python -m tools.testing test-all
 
 # On a cluster of its own, or on yours: KUBECONFIG=... make test-kubernetes. The contract tests want a token beside it
 # (EVERTRAIN_CONTRACT_URL, _TOKEN and _CA), and are left out there without.

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 import once
 import ports
@@ -17,6 +18,11 @@ from leftovers import TEST_ID, Leftovers, mark
 # The tests share few cores with the processes they start. And some fork: a child of a process in which OpenMP has run
 # with several threads hangs in its first parallel region.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# The same random tests each time, or a change is judged by luck; others with `make test-all`.
+settings.register_profile("same", deadline=None, derandomize=True, database=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("random" if os.environ.get("EVERTRAIN_TEST_RANDOM") else "same")
 
 # Clusters of several tests run at the same time.
 os.environ["EVERTRAIN_CLUSTERD_ADDR"] = "127.0.0.1:0"

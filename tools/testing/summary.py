@@ -1,0 +1,129 @@
+"""What is said at the end of a run of tests: pure text, 60 lines at most when it is red.
+
+Often only the end of a log is shown. It therefore has all that one needs to begin with: the tests, each with its
+assertion, the last lines of the job that it ran, and the command that runs it again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+LINES = 60
+WIDTH = 200
+TOLERATED = 3
+"""So many tests may fail at first and pass at the second look. More, and something is wrong with the machine or us."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    test: str
+    place: str = ""
+    message: str = ""
+    said: str = ""
+    """What pytest captured of the test's output."""
+
+
+@dataclass
+class Outcome:
+    """A suite's run, second looks included."""
+
+    suite: str
+    command: str
+    """What runs tests of this suite again, with their names behind it."""
+    passed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    failed: list[Failure] = field(default_factory=list)
+    """Failed, and failed again."""
+    second: list[Failure] = field(default_factory=list)
+    """Failed at first; passed when run once more, alone."""
+    unseen: list[Failure] = field(default_factory=list)
+    """Failed; too many for a second look at each."""
+    broken: str = ""
+    """Why the run says nothing about its tests, if it doesn't."""
+
+    @property
+    def green(self) -> bool:
+        return not (self.failed or self.unseen or self.broken) and len(self.second) <= TOLERATED
+
+
+def told(outcome: Outcome) -> list[str]:
+    """The end of the log."""
+    red = [*outcome.failed, *outcome.unseen]
+    lines = [
+        f"== {outcome.suite}: {'passed' if outcome.green else 'FAILED'}. {outcome.passed} passed, {len(red)} failed, "
+        f"{len(outcome.second)} second looks, {outcome.skipped} skipped, {outcome.seconds / 60:.1f} min"
+    ]
+    if outcome.broken:
+        lines.append(f"   {outcome.broken}")
+    second = [line for failure in outcome.second for line in _listed(failure)]
+    if second:
+        lines.append(
+            "   Failed at first, passed when run once more, alone. To be mended, the test or the product:"
+            if len(outcome.second) <= TOLERATED
+            else f"   Failed at first, passed when run once more, alone; more than {TOLERATED} of these are a failure:"
+        )
+        lines += second[: LINES // 2] + ([f"     and {len(second) // 2} more"] if len(second) > LINES // 2 else [])
+    room = LINES - len(lines) - 1
+    shown = red[: max(1, room // 5)]
+    for failure in shown:
+        lines += _explained(failure, room // len(shown), outcome.command)
+    if rest := red[len(shown) :]:
+        lines.append(f"   and {len(rest)} more: {', '.join(failure.test for failure in rest)}"[:WIDTH])
+    return lines
+
+
+def _listed(failure: Failure) -> list[str]:
+    return [f"     {failure.test}"[:WIDTH], f"       {_first_line(failure.message)}"[:WIDTH]]
+
+
+def _explained(failure: Failure, room: int, command: str) -> list[str]:
+    """In so many lines: the name, the assertion, what was said last, how to see it again."""
+    assertion = [line for line in _assertion(failure.message) if line.strip()][: max(1, room // 3)]
+    last = _last_words(failure)[-max(0, room - 3 - len(assertion)) :] if room > 3 + len(assertion) else []
+    return [
+        f"FAILED {failure.test}"[:WIDTH],
+        *(f"     {line}"[:WIDTH] for line in assertion),
+        *(f"     | {line}"[:WIDTH] for line in last),
+        f"     {failure.place}: {command} ARGS={shlex.quote(shlex.quote(failure.test))}"[: 2 * WIDTH],
+    ]
+
+
+def _first_line(message: str) -> str:
+    return next(iter(_assertion(message)), "")
+
+
+def _assertion(message: str) -> list[str]:
+    """Without what the test added about its job: the first words of the message, and what was compared."""
+    lines = message.splitlines()
+    cut = next((number for number, line in enumerate(lines) if line.startswith("--- ")), len(lines))
+    compared = next((number for number, line in enumerate(lines) if line.startswith("assert ")), cut)
+    return lines[:cut] + (lines[compared:] if compared > cut else [])
+
+
+def _last_words(failure: Failure) -> list[str]:
+    """The end of each part that the message has about the job; what was captured if it has none."""
+    parts = re.split(r"^--- ", failure.message, flags=re.MULTILINE)[1:]
+    if not parts:
+        return [line for line in failure.said.splitlines() if line.strip()][-12:]
+    compared = re.compile(r"^assert ", flags=re.MULTILINE)
+    found = []
+    for part in parts[:2]:
+        name, _, text = compared.split(part)[0].partition("\n")
+        found += [f"{name}: {line}" for line in text.splitlines() if line.strip()][-6:]
+    return found
+
+
+def table(suites: list[tuple[str, dict[str, Any] | None, int, float]]) -> list[str]:
+    """All suites: name, an Outcome's fields if it wrote them, exit code, seconds."""
+    rows = [("suite", "result", "passed", "failed", "second looks", "minutes")]
+    for name, known, code, seconds in suites:
+        counts = ("", "", "")
+        if known:
+            counts = (str(known["passed"]), str(len(known["failed"] + known["unseen"])), str(len(known["second"])))
+        rows.append((name, "passed" if code == 0 else f"FAILED ({code})", *counts, f"{seconds / 60:.1f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
