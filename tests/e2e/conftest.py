@@ -17,9 +17,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LIMIT))
 
 
+@pytest.fixture
+def up(shared_cluster: Up) -> Iterator[Up]:
+    """A cluster for all tests that leave it as they found it; if one fails, its jobs are nobody else's trouble."""
+    yield shared_cluster
+    if jobs := shared_cluster.kubectl("get", "acjob", "-o", "name").stdout.split():
+        shared_cluster.kubectl("delete", *jobs)
+        shared_cluster.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=200s")
+
+
 @pytest.fixture(scope="session")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A cluster for all tests that leave it as they found it."""
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     cluster = Up(tmp_path_factory.mktemp("cluster"), "--node-label", "example-key=example-value")
     try:
         # The nodes have then started what lasts as long as they do, and a test isn't blamed for it.

@@ -123,11 +123,29 @@ class Reached:
             check=False,
         )
         if check and done.returncode != 0:
-            log = "\n".join(self.lines[-30:])
-            raise AssertionError(
-                f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}\ncluster:\n{log}"
-            )
+            said = f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            raise AssertionError(f"{said}\n{self.explain()}")
         return done
+
+    def explain(self) -> str:
+        """For whoever reads of a test that failed."""
+
+        def shown(*arguments: str) -> str:
+            asked = subprocess.run(
+                [KUBECTL or "kubectl", *arguments, "--request-timeout=20s"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=self.environment, cwd=self.folder,
+            )  # fmt: skip
+            return asked.stdout
+
+        parts = {
+            "cluster": "\n".join(self.lines[-30:]),
+            "jobs and pods": shown("get", "acjob,pods", "-A", "-o", "wide"),
+            "events": "\n".join(shown("get", "events", "-A").splitlines()[-20:]),
+        }
+        for pod in shown("get", "pods", "-o", "name").split()[:8]:
+            parts[f"log of {pod}"] = shown("logs", pod, "--tail=15")
+        return "\n".join(f"--- {name}\n{text}" for name, text in parts.items())
 
     def get(self, *arguments: str) -> Any:
         return json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
@@ -276,9 +294,9 @@ spec:
 """
 
 
-def example_job(folder: Path) -> Path:
-    """The example with its three nfs paths in a folder of the test."""
-    text = (EXAMPLE / "job.yaml").read_text()
+def example_job(folder: Path, port: int) -> Path:
+    """The example with its three nfs paths in a folder of the test, and a port of the test's: others use theirs."""
+    text = (EXAMPLE / "job.yaml").read_text().replace("containerPort: 2222", f"containerPort: {port}")
     for name in ("code", "data", "output"):
         place = folder / name
         if name == "code":

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ports import free_port
 from tests.e2e.embedded import Up, example_job, kubectl_versions, needs_kubectl, small_job
 
 pytestmark = needs_kubectl
@@ -19,7 +20,8 @@ CONDITION_FIELDS = {"type", "status", "lastTransitionTime", "lastUpdateTime", "m
 
 
 def test_the_sample_trains_on_two_pods(up: Up, tmp_path: Path) -> None:
-    file = example_job(tmp_path)
+    port = free_port()
+    file = example_job(tmp_path, port)
     assert up.kubectl("apply", "-f", file).stdout == f"ascendjob.mindxdl.gitee.com/{JOB} created\n"
     up.kubectl("wait", "--for=condition=Running", f"acjob/{JOB}", "--timeout=200s")
     pods = up.get("pods", "-l", f"job-name={JOB}")["items"]
@@ -30,7 +32,7 @@ def test_the_sample_trains_on_two_pods(up: Up, tmp_path: Path) -> None:
     master = up.kubectl("logs", f"{JOB}-master-0").stdout
     worker = up.kubectl("logs", f"{JOB}-worker-0").stdout
     address = up.get("service", f"{JOB}-master-0")["spec"]["clusterIP"]
-    assert f"pod 0: 2 of 4 processes, devices Ascend910-0,Ascend910-1, first pod at {address}:2222" in master
+    assert f"pod 0: 2 of 4 processes, devices Ascend910-0,Ascend910-1, first pod at {address}:{port}" in master
     assert "pod 1: 2 of 4 processes" in worker and "epoch 3/3" in master
     weights = set(re.findall(r"done, weights (\w+)", master + worker))
     assert len(weights) == 1 and len(re.findall("done, weights", master + worker)) == 4
