@@ -108,8 +108,8 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_an_update_that_only_some_shards_made_is_made_up_for() -> None:
-    result = harness.run(str(EXAMPLE), *ARGS, script=harness.ROOT / "tests/e2e/scripts/fsdp_late.py")
+def test_an_update_that_only_some_shards_made_is_made_up_for(tmp_path: Path) -> None:
+    result = harness.run(str(tmp_path), str(EXAMPLE), *ARGS, script=harness.ROOT / "tests/e2e/scripts/fsdp_late.py")
     assert result.code == 0, result.explain()
     assert result.proof == undisturbed().proof, result.explain()
     for incident in result.incidents:

@@ -308,7 +308,7 @@ def test_times_that_another_host_has_measured_are_translated() -> None:
     async def scenario() -> None:
         server = Server(Machine(2, Timing.derive(0.5), nnodes=2), TOKEN)
         await server.start()
-        ahead = 5000.0
+        ahead = 500_000.0
         agents = []
         for node in range(2):
             agents.append(await Peer.connect(server.address))
@@ -320,7 +320,7 @@ def test_times_that_another_host_has_measured_are_translated() -> None:
         agents[1].say(p.Observed(fault=p.Fault(kind="exit", rank=1, exit_code=1, at=at)))
         while (record := (await agents[0].until(p.Incident)).record)["event"] != "incident":
             pass
-        assert 500.0 <= record["phases_ms"]["detect"] < 4500.0, record
+        assert 500.0 <= record["phases_ms"]["detect"] < 300_000.0, record
         for each in agents:
             each.close()
         await server.close()

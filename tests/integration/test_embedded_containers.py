@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -35,14 +34,12 @@ def test_who_was_not_asked_to_end_is_not_waited_for(tmp_path: Path, isolate: boo
 
     async def main() -> None:
         async with small_cluster(tmp_path, isolate=isolate) as cluster:
-            await cluster.create(pod("a", "sh", "-c", script, terminationGracePeriodSeconds=30))
+            await cluster.create(pod("a", "sh", "-c", script, terminationGracePeriodSeconds=900))
             await cluster.phase("a", "Running")
             await ready(cluster, "a")
             log = asyncio.create_task(cluster.log("a", follow=True))
-            began = time.monotonic()
             await cluster.kube.delete(POD, "a", "default")
             await cluster.gone("a")
-            assert time.monotonic() - began < 15
             assert "saved" in await log
             await soon(lambda: not processes("222.5"))
 

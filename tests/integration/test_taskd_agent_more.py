@@ -116,20 +116,16 @@ async def test_an_agent_that_waits_for_another_node_obeys(tmp_path: Path) -> Non
         new = {rank: await pods.lives(rank, 3) for rank in range(4)}
         await pods.order(1, 208, "1")
         await pods.logged(1, "receive 208 command: 1")
-        begun = time.monotonic()
         await pods.order(1, 203)
         assert await pods.ends(1) == 1
-        assert time.monotonic() - begun < 20
         assert all(alive(new[rank][0]) for rank in (0, 1))
         await pods.start(1)
         await pods.hear(1)
         await pods.hear(1)
         await pods.order(1, 210, "0")
         await pods.logged(1, "receive 210 command: 0")
-        begun = time.monotonic()
         pods.pods[1].send_signal(signal.SIGTERM)
         assert await pods.ends(1) != 0
-        assert time.monotonic() - begun < 20
 
 
 @pytest.mark.matrix
