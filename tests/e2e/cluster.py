@@ -63,7 +63,7 @@ class Cluster:
         port = free_port()
         self._command = [
             sys.executable, "-m", "evertrain.cli.main", "launch", f"--nnodes={nnodes}", f"--nproc-per-node={nproc}",
-            "--master-addr=127.0.0.2", f"--master-port={port}", f"--ft-bound={harness.BOUND}",
+            "--master-addr=127.0.0.2", f"--master-port={port}", f"--ft-bound={harness.DETECTING}",
             f"--ft-events={self.events_file}", *ft,
         ]  # fmt: skip
         self._script = [str(harness.EXAMPLE), "--log-every=1", *script_args]

@@ -20,7 +20,11 @@ TROUBLE = Path(__file__).parent / "scripts" / "trouble.py"
 RANKS = 4
 STEPS = 14
 EVERY = 5
-BOUND = "0.5"
+BOUND = "5"
+"""Generous: a rank that a busy machine starves is not taken for a hanging one."""
+DETECTING = "2"
+"""For jobs in which something hangs, and has to be noticed."""
+HANGING = ("hang", "gil")
 
 
 @dataclass
@@ -67,11 +71,11 @@ def run(
     ft: tuple[str, ...] = (),
     faults: tuple[str, ...] = (),
     timeout: float = 180,
-    bound: str = BOUND,
 ) -> Result:
     """Run a job to its end. A run that takes longer than the timeout is a hang: the launcher is killed and it fails."""
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "events.jsonl"
+        bound = DETECTING if any(fault.startswith(HANGING) for fault in faults) else BOUND
         flags = (*ft, f"--ft-events={events}", *(f"--ft-fault={fault}" for fault in faults))
         process = subprocess.Popen(
             command(*script_args, script=script, nproc=nproc, ft=flags, bound=bound),
