@@ -60,6 +60,8 @@ class ScriptedClusterD:
         self._tell = tell
         self.heard: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         """(method, request) of everything but subscriptions and health checks."""
+        self.spoken_of: set[int] = set()
+        """Ranks that it has named as faulty."""
         self.init_code = 0
         self.answers: dict[str, list[Status]] = {}
         self.late = 0.0
@@ -105,6 +107,7 @@ class ScriptedClusterD:
         faults: dict[int, int] | None = None,
         **fields: Any,
     ) -> None:
+        self.spoken_of.update(faults or ())
         ranks = [FaultRank(rankId=str(rank), faultType=str(kind)) for rank, kind in (faults or {}).items()]
         message = ProcessManageSignal(
             uuid=uuid, jobId=job, signalType=kind, actions=actions, faultRanks=ranks, **fields

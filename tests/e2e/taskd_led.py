@@ -20,6 +20,14 @@ LIMIT = 300.0
 """Seconds for each thing that is waited for; it costs nothing when all is well."""
 
 
+FAULT = "ReportProcessFault"
+
+
+def _ranks(request: Any) -> dict[int, int]:
+    """Those that are reported, and with what fault."""
+    return {int(each.rankId): int(each.faultType) for each in request.faultRanks}
+
+
 class Led:
     def __init__(self, pods: TwoPods, clusterd: ScriptedClusterD, story: Story, tap: Tap) -> None:
         self.pods, self.clusterd, self.story, self.tap = pods, clusterd, story, tap
@@ -54,21 +62,26 @@ class Led:
             raise AssertionError(f"no {method}\n{self.explain()}") from None
 
     async def expect(self, method: str) -> Any:
-        got, request = await self.hears(method)
-        assert got == method, f"{got} {request} instead of {method}\n{self.explain()}"
-        return request
+        """The next call, apart from reports of faults that ClusterD has spoken of itself: more than one notices how the
+        ranks of a pod end, and they do so one after the other."""
+        while True:
+            got, request = await self.hears(method)
+            if got == method:
+                return request
+            old = got == FAULT and self.clusterd.spoken_of.issuperset(_ranks(request))
+            assert old, f"{got} {request} instead of {method}\n{self.explain()}"
 
     async def stops(self, fault: dict[int, int]) -> None:
         """From the report of a fault to the offer of strategies."""
-        request = await self.expect("ReportProcessFault")
-        assert {int(each.rankId): int(each.faultType) for each in request.faultRanks} == fault
+        request = await self.expect(FAULT)
+        while _ranks(request) != fault and self.clusterd.spoken_of.issuperset(_ranks(request)):
+            request = await self.expect(FAULT)
+        assert _ranks(request) == fault, f"{request}\n{self.explain()}"
         self.clusterd.say("stopTrain", "stop_train", faults=fault)
         stopped = await self.expect("ReportStopComplete")
         assert stopped.status.code == 0, stopped
 
-    async def offered(self, *, with_more_faults: bool = False) -> list[str]:
-        if with_more_faults:
-            await self.expect("ReportProcessFault")
+    async def offered(self) -> list[str]:
         return list((await self.expect("ReportRecoverStrategy")).strategies)
 
     async def succeeded(self, strategy: str) -> None:

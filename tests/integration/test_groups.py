@@ -300,7 +300,9 @@ def test_building_ends_when_it_is_cancelled_or_times_out(tmp_path: Path) -> None
         # Whoever had its connections to the dead one already has a group, which the next wait finds broken; whoever was
         # connecting may be told by gloo.
         for seen in ranks.answers([0, 1]):
-            assert seen["outcome"] in ("interrupted", "built") or "Connection closed by peer" in seen["outcome"]
+            outcome = seen["outcome"]
+            told = "Connection closed by peer" in outcome or "Connection refused" in outcome
+            assert told or outcome in ("interrupted", "built")
         ranks.call(build_among, 3, [0, 1], ranks=[0, 1])
         assert ranks.call(sum_of_ones, ranks=[0, 1]) == [2.0, 2.0]
         assert [ranks.finish(rank) for rank in (0, 1)] == [0, 0]
