@@ -17,6 +17,8 @@ from evertrain.embedded import volcano
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
+from evertrain.embedded.network.fabric import Fabric
+from evertrain.embedded.network.plan import LOOPBACK
 from evertrain.embedded.node.config import NodeConfig
 from evertrain.embedded.node.machine import Machine
 from evertrain.embedded.node.node import VirtualNode
@@ -40,7 +42,8 @@ class SmallCluster:
     def start(self, index: int, **settings: Any) -> VirtualNode:
         # What a pod runs can be told by this variable from what others run.
         environment = {TEST_ID: os.environ.get(TEST_ID, "")}
-        config = NodeConfig(f"node-{index}", index, **{"backoff": 0.1, "environment": environment, **settings})
+        usual = {"backoff": 0.1, "environment": environment, "plan": self.machine.addresses.plan}
+        config = NodeConfig(f"node-{index}", index, **{**usual, **settings})
         node = self.nodes[config.name] = VirtualNode(self.machine, config)
         self.tasks[config.name] = asyncio.create_task(node.run())
         return node
@@ -99,10 +102,12 @@ def pod(name: str, *command: str, **spec: Any) -> Object:
 
 @contextlib.asynccontextmanager
 async def small_cluster(
-    folder: Path, nodes: int = 1, *, scheduler: bool = True, **settings: Any
+    folder: Path, nodes: int = 1, *, scheduler: bool = True, fabric: Fabric | None = None, **settings: Any
 ) -> AsyncIterator[SmallCluster]:
+    """`fabric`: the pods' own network, if they are to have one."""
+    plan = LOOPBACK if fabric is None else fabric.block.plan
     store = Store(folder / "objects.db")
-    api = Api(store, Registry.builtin())
+    api = Api(store, Registry.builtin(), services=plan.services)
     bootstrap(api)
     kube = LocalKube(api, manager="test")
     for definition in volcano.definitions():
@@ -110,7 +115,7 @@ async def small_cluster(
             await kube.create(CUSTOM_RESOURCE_DEFINITION, definition)
     with contextlib.suppress(AlreadyExists):
         await kube.create(QUEUE, volcano.default_queue())
-    cluster = SmallCluster(kube, Machine(kube, folder / "nodes"))
+    cluster = SmallCluster(kube, Machine(kube, folder / "nodes", plan, fabric))
     parts = [asyncio.create_task(cluster.machine.run())]
     if scheduler:
         parts.append(asyncio.create_task(Scheduler(kube).run()))

@@ -104,7 +104,7 @@ def test_detached_and_ended_with_down(tmp_path: Path) -> None:
         running = instance.find(tmp_path / "data")
         assert running is not None and (tmp_path / "data" / "kubeconfig").stat().st_mode & 0o077 == 0
         rows = command("node", "list").stdout.splitlines()
-        assert [row.split() for row in rows[1:]] == [[f"node-{n}", "on", "Ready", "4", "0"] for n in range(3)]
+        assert [row.split() for row in rows[1:]] == [[f"node-{n}", "on", "joined", "Ready", "4", "0"] for n in range(3)]
         assert "a=b" in command("describe", "node", "node-2").stdout
     finally:
         ended = command("down")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embedded_nodes import conditions, pod, processes, ready, run, small_cluster, soon
-from evertrain.embedded.node import addresses
+from evertrain.embedded.network import plan
 from evertrain.kube.port import POD
 
 ISOLATED = [True, False]
@@ -120,7 +120,7 @@ def test_the_first_pod_of_a_node_without_privileges_starts_without_a_complaint(t
 
 
 def test_a_pod_for_which_no_address_is_left_waits_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "FIRST_CHIP", addresses.FIRST_POD + 1)
+    monkeypatch.setattr(plan, "FIRST_CHIP", plan.FIRST_POD + 1)
 
     async def main() -> None:
         async with small_cluster(tmp_path) as cluster:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from evertrain.embedded.node import engine
-from evertrain.embedded.node.engine import Engine, EngineLost
+from evertrain.embedded import sideprocess
+from evertrain.embedded.node.engine import RUNTIME, Engine
+from evertrain.embedded.sideprocess import Lost
 
 NOBODY = 65534
 
@@ -80,45 +81,76 @@ def interpreter_for(user: int) -> str:
     raise AssertionError("no Python that another user may run")
 
 
-def test_an_ordinary_user_has_volumes_and_process_ids(open_folder: Path) -> None:
+class OrdinaryUser:
+    """Runs our side processes as somebody who is not root, from a copy that they may read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.number = NOBODY if os.geteuid() == 0 else os.geteuid()
+        self._python = interpreter_for(self.number)
+        self._source = folder / "src"
+        for part in ("node", "network"):
+            shutil.copytree(sideprocess.ROOT / "evertrain/embedded" / part, self._source / "evertrain/embedded" / part)
+        for file in ("evertrain/__init__.py", "evertrain/embedded/__init__.py", "evertrain/embedded/kernel.py"):
+            shutil.copy(sideprocess.ROOT / file, self._source / file)
+        subprocess.run(["chmod", "-R", "a+rX", str(self._source)], check=True)
+
+    @contextlib.contextmanager
+    def running(self, module: str, *arguments: str, descriptors: Sequence[int] = ()) -> Iterator[socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [self._python, "-I", "-S", "-c", sideprocess._PROGRAM.format(module), str(self._source)]
+        command += [str(theirs.fileno()), str(os.getpid()), *arguments]
+        who = {"user": self.number} if os.geteuid() == 0 else {}
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno(), *descriptors], **who)
+        theirs.close()
+        with ours:
+            try:
+                yield ours
+            finally:
+                process.kill()
+                process.wait()
+
+
+def ask(process: socket.socket, message: dict[str, Any], *descriptors: int) -> tuple[dict[str, Any], list[int]]:
+    """What it answers, and the descriptors that come along."""
+    if message:
+        socket.send_fds(process, [json.dumps(message).encode()], list(descriptors))
+    data, received, _, _ = socket.recv_fds(process, 65536, 4)
+    return json.loads(data), received
+
+
+def test_an_ordinary_user_has_volumes_and_process_ids_and_a_network(open_folder: Path) -> None:
     """In a user namespace, in which they stay who they are."""
-    user = NOBODY if os.geteuid() == 0 else os.geteuid()
-    source = open_folder / "src"
-    shutil.copytree(engine.ROOT / "evertrain" / "embedded" / "node", source / "evertrain/embedded/node")
-    for part in ("evertrain", "evertrain/embedded"):
-        shutil.copy(engine.ROOT / part / "__init__.py", source / part)
-    subprocess.run(["chmod", "-R", "a+rX", str(source)], check=True)
+    user = OrdinaryUser(open_folder)
     for name in ("trial", "volume", "log"):
         (open_folder / name).mkdir()
         (open_folder / name).chmod(0o777)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [interpreter_for(user), "-I", "-S", "-c", engine._PROGRAM, str(source), str(theirs.fileno())]
-    command += [str(os.getpid()), str(open_folder / "trial")]
-    runtime = subprocess.Popen(command, pass_fds=[theirs.fileno()], **({"user": user} if os.geteuid() == 0 else {}))
-    theirs.close()
     line, far_end = socket.socketpair()
-    with ours, line:
-        try:
-            assert json.loads(ours.recv(65536)) == {"mounts": "", "pids": ""}
-            attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [far_end.fileno()]))]
-            ours.sendmsg([b'{"do": "spawn"}'], attached)
+    with line, user.running("evertrain.embedded.network.holder", "") as holder:
+        hello, (users,) = ask(holder, {})
+        assert (hello["error"], hello["machine"]) == ("", "only root may connect the two")
+        assert ask(holder, {"do": "node", "index": 0})[0] == {"error": ""}
+        address = hello["block"].replace(".0.0/14", ".0.2")
+        _, (network,) = ask(holder, {"do": "pod", "pod": "a", "index": 0, "addresses": [address]})
+        trial = str(open_folder / "trial")
+        with user.running(RUNTIME, trial, str(users), descriptors=[users]) as runtime:
+            os.close(users)
+            assert ask(runtime, {})[0] == {"mounts": "", "pids": ""}
+            assert ask(runtime, {"do": "spawn"}, far_end.fileno(), network)[0] == {"error": ""}
+            os.close(network)
             far_end.close()
-            assert json.loads(ours.recv(65536)) == {"error": ""}
             mount = {"source": str(open_folder / "volume"), "target": "/new/place", "read_only": False}
-            script = "id -u; hostname; ls /proc | grep -c '^[0-9]'; echo x > /new/place/file"
-            spec = order(open_folder / "log", "sh", "-c", script, mounts=[mount], staging=str(open_folder / "trial"))
+            script = "id -u; hostname; ls /proc | grep -c '^[0-9]'; cut -d: -f1 /proc/net/dev; echo x > /new/place/file"
+            spec = order(open_folder / "log", "sh", "-c", script, mounts=[mount], staging=trial)
             line.sendall(json.dumps(spec).encode() + b"\n")
             line.settimeout(20)
             with line.makefile("r") as answers:
                 news = [json.loads(answer) for answer in answers]
-        finally:
-            runtime.kill()
-            runtime.wait()
     assert [item["is"] for item in news] == ["started", "exited"]
     assert news[-1] == {"is": "exited", "code": 0, "signal": 0}
     printed = [entry.split(" ", 3)[3] for entry in (open_folder / "log" / "0.log").read_text().splitlines()]
-    assert printed[:2] == [str(user), "pod"]
+    assert printed[:2] == [str(user.number), "pod"]
     assert int(printed[2]) <= 5  # init, the shell and what it runs: nobody else is to be seen
+    assert {name.strip() for name in printed[5:]} == {"lo", "eth0", "eth1"}
     assert (open_folder / "volume" / "file").read_text() == "x\n"
     assert not Path("/new").exists()
 
@@ -144,7 +176,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("isolate", [True, False])
 def test_nothing_outlives_a_killed_cluster(tmp_path: Path, isolate: bool) -> None:
-    path = os.pathsep.join([str(engine.ROOT), str(Path(__file__).parents[1]), *sys.path])
+    path = os.pathsep.join([str(sideprocess.ROOT), str(Path(__file__).parents[1]), *sys.path])
     cluster = subprocess.Popen(
         [sys.executable, "-c", CLUSTER, str(tmp_path), str(isolate)],
         env={**os.environ, "PYTHONPATH": path},
@@ -176,7 +208,7 @@ def test_a_runtime_is_started_when_it_is_needed_and_again_after_its_death(tmp_pa
         process.kill()
         assert await asyncio.wait_for(link.receive(), 5) is None
         runtime.forget(link)
-        with pytest.raises((EngineLost, OSError)):
+        with pytest.raises((Lost, OSError)):
             await runtime.spawn()
         link = await runtime.spawn()
         link.send(order(tmp_path, "sh", "-c", "exit 4"))

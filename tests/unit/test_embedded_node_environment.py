@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evertrain.embedded.network.plan import LOOPBACK
 from evertrain.embedded.node import addresses, environment, volumes
 from evertrain.embedded.node.environment import ConfigError, Place
 
@@ -146,11 +147,12 @@ def test_addresses_are_given_once_and_not_again_at_once() -> None:
 
 
 def test_addresses_of_nodes_and_chips_do_not_meet() -> None:
-    assert addresses.host(0) == "127.64.0.1"
-    assert addresses.host(300) == "127.65.44.1"
-    assert addresses.chip(0, 7) == "127.64.0.207"
+    assert LOOPBACK.host(0) == "127.64.0.1"
+    assert LOOPBACK.host(300) == "127.65.44.1"
+    assert LOOPBACK.chip(0, 7) == "127.64.0.207" and LOOPBACK.chip(0, 60) == ""
+    assert LOOPBACK.pods(0)[-1] == "127.64.0.199"
     with pytest.raises(ValueError, match="at most"):
-        addresses.host(8192)
+        LOOPBACK.host(8192)
 
 
 def test_services_that_select_a_pod() -> None:
@@ -256,7 +258,7 @@ def test_mounts(tmp_path: Path) -> None:
             {"name": "v", "mountPath": "/c", "subPathExpr": "$(RANK)"},
         ],
     }
-    found = volumes.mounts(container, {"v": tmp_path / "volume"}, {"RANK": "7"}, tmp_path / "hosts")
+    found = volumes.mounts(container, {"v": tmp_path / "volume"}, {"RANK": "7"}, [tmp_path / "hosts"])
     assert [(mount["source"].removeprefix(str(tmp_path)), mount["target"], mount["read_only"]) for mount in found] == [
         ("/hosts", "/etc/hosts", False),
         ("/volume", "/a", True),
@@ -267,9 +269,9 @@ def test_mounts(tmp_path: Path) -> None:
     for wrong in ({"subPath": "../x"}, {"subPath": "/etc"}, {"subPath": "link"}, {"mountPath": "relative"}):
         mount = {"name": "v", "mountPath": "/a", **wrong}
         with pytest.raises(ConfigError):
-            volumes.mounts({"name": "c", "volumeMounts": [mount]}, {"v": tmp_path / "volume"}, {}, None)
+            volumes.mounts({"name": "c", "volumeMounts": [mount]}, {"v": tmp_path / "volume"}, {}, [])
     with pytest.raises(ConfigError, match="is not defined"):
-        volumes.mounts({"name": "c", "volumeMounts": [{"name": "w", "mountPath": "/a"}]}, {}, {}, None)
+        volumes.mounts({"name": "c", "volumeMounts": [{"name": "w", "mountPath": "/a"}]}, {}, {}, [])
 
 
 def test_sources() -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
-CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC = 32, 4096, 16384
 MS_PRIVATE, MS_SLAVE = 1 << 18, 1 << 19
@@ -35,11 +35,16 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def enter(namespace: int, kind: int) -> None:
+    """The one that the descriptor stands for."""
+    _check(_libc.setns(namespace, kind), "setns")
+
+
 def rejoin_own_pid_namespace() -> None:
     """After `unshare(CLONE_NEWPID)` and a fork: the next child is ours again, or gets a namespace of its own."""
     descriptor = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _check(_libc.setns(descriptor, CLONE_NEWPID), "setns")
+        enter(descriptor, CLONE_NEWPID)
     finally:
         os.close(descriptor)
 
