@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from ports import free_port
-from tests.e2e.embedded import Up, example_job, kubectl_versions, needs_kubectl, small_job
+from tests.e2e.embedded import EXAMPLE, Up, example_job, kubectl_versions, needs_kubectl, small_job
 
 pytestmark = needs_kubectl
 JOB = "default-test-pytorch"
@@ -100,3 +105,26 @@ def test_each_kubectl_runs_a_job(up: Up, binary: str) -> None:
     assert "serverside-applied" in serverside
     assert kubectl("delete", "acjob", "short") == 'ascendjob.mindxdl.gitee.com "short" deleted\n'
     kubectl("wait", "--for=delete", "pod/short-master-0", "pod/short-worker-0", "--timeout=200s")
+
+
+def test_the_example_ends_when_one_of_its_processes_dies(tmp_path: Path) -> None:
+    """Also while all of them wait for a pod that doesn't come, which they do for two minutes."""
+    command = [sys.executable, str(EXAMPLE / "train.py"), f"--output={tmp_path}"]
+    job = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    env = os.environ | job | {"MASTER_PORT": str(free_port())}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as pod:
+        try:
+            while len(found := _ranks(pod.pid)) < 2:
+                time.sleep(0.02)
+            found[1].kill()
+            assert pod.wait(100) == 1
+            assert (
+                pod.stderr is not None and "has failed with -9; the others of this pod are ended" in pod.stderr.read()
+            )
+        finally:
+            pod.kill()
+
+
+def _ranks(pod: int) -> list[psutil.Process]:
+    found = psutil.Process(pod).children()
+    return [each for each in found if any("spawn_main" in word for word in each.cmdline())]
