@@ -376,6 +376,47 @@ def alive(mind: Decisions, node: int, restarts: int, *, running: bool = True) ->
     return _with_under_way(mind.heard(AGENTS[node], sign, 0.0))
 
 
+def sign(mind: Decisions, node: int, failed: list[int], restarts: int = 5, **extension: str) -> list[str]:
+    """A sign of life that names what has failed."""
+    body = frames.body("KEEP_ALIVE", 0, FaultReport(failed, restarts).encode(), {"RUNNING": "true", **extension})
+    return told(mind.heard(AGENTS[node], body, 0.0))
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_report_of_faults_that_this_manager_never_got_is_made_up_for_by_the_next_sign_of_life(anew: bool) -> None:
+    ended: list[Ended] = []
+    mind = Decisions("job-1", 3, True, ended.append) if anew else job()
+    mind._tell_ended = ended.append
+    ends = frames.ends_text({3: frames.ProcessEnd(-9, "killed")})
+    assert sign(mind, 1, [3], PROCESS_ENDS=ends) == ["controller: process_ended {3: 1}"]
+    assert [(each.ranks, dict(each.ends)) for each in ended] == [((3,), {3: frames.ProcessEnd(-9, "killed")})]
+    assert sign(mind, 1, [3], PROCESS_ENDS=ends) == [], "said once"
+    assert sign(mind, 1, [2, 3]) == ["controller: process_ended {2: 1, 3: 1}"]
+
+
+def test_signs_of_life_repeat_no_fault_that_is_known_or_mended() -> None:
+    mind = job(restarts=5)
+    assert fault(mind, 1, [3], 5) == ["controller: process_ended {3: 1}"]
+    assert sign(mind, 1, [3], REPLACED="0") == []
+    fields = {"strategy": "recover", "extra": o.IN_PLACE, "nodes": (1,), "faults": {3: 1}}
+    mind.signal(signal("changeStrategy", "change_strategy", **fields))
+    assert sign(mind, 1, [3], REPLACED="0") == [], "it has crossed the order"
+    assert sign(mind, 1, [3], REPLACED="1") == ["controller: process_ended {3: 1}"], "the replacement has failed, too"
+    mind.recovered()
+    assert sign(mind, 1, [3], REPLACED="1") == []
+    mind.pods.restarts = 4
+    assert sign(mind, 1, [3]) == [], "it has crossed a restart of all"
+    mind.signal(signal("globalFault", "fault_nodes_exit", nodes=(1,)))
+    assert sign(mind, 1, [2, 3], 4) == [], "it leaves"
+
+
+def test_where_pods_are_the_unit_a_sign_of_life_with_a_fault_replaces_the_pod_once() -> None:
+    mind = job(recovers=False, restarts=5)
+    restart = ["agent 1: 203", "agent 0: 208 4", "agent 2: 208 4", "controller: restart_controller"]
+    assert sign(mind, 1, [3]) == restart
+    assert sign(mind, 1, [3]) == sign(mind, 2, [5]) == []
+
+
 def asks(mind: Decisions, node: int, restarts: int) -> list[tuple[str, int]]:
     mind.heard(AGENTS[node], frames.body("REGISTER", 0, "", {}), 0.0)
     return _with_under_way(mind.heard(AGENTS[node], frames.body("STATUS", 201, str(restarts), {}), 0.0))

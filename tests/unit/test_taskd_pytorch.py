@@ -54,6 +54,9 @@ class Reporter:
     def stands(self, ranks: set[int]) -> None:
         pass
 
+    def starts_again(self, restarts: int) -> None:
+        pass
+
     def order(self) -> None:
         return None
 

@@ -246,7 +246,8 @@ class PtAgent:
         self._reporter.running = False
         if restarts < 0:
             raise _Leave("no restarts are left (--max_restarts)")
-        self._elastic.restarts = self._reporter.restarts = restarts
+        self._reporter.starts_again(restarts)
+        self._elastic.restarts = restarts
         self._clear()
         try:
             self._elastic.start_all(under_way)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from evertrain.taskd import frames, tracing
 from evertrain.taskd.codes import AGENT, KEEP_ALIVE, PROFILING_RESULTS, REGISTER, STATUS, WORKER, Code
-from evertrain.taskd.frames import BadFrame, Body, ProcessEnd
+from evertrain.taskd.frames import BadFrame, Body, FaultReport, ProcessEnd
 from evertrain.taskd.manager import orders as o
 from evertrain.taskd.manager.nic import NicSwitches
 from evertrain.taskd.manager.orders import End, Order, Signal, ToAgent, ToController
@@ -62,6 +62,8 @@ class Decisions:
         """By node: how often its agent was told to replace processes."""
         self._types: dict[int, int] = {}
         """By rank: what its agent knows about a fault that the controller hasn't reported yet."""
+        self._told: dict[int, dict[int, int]] = {}
+        """By node: ranks that its agent has reported as failed, with the restarts that were left then."""
         self._over = False
         self._verdict = ""
         """Why the manager gave the job up."""
@@ -112,13 +114,14 @@ class Decisions:
             self.pods.register(node, now)
             for kept in (self._withheld, self._running, self._starting, self._replacing):
                 kept.pop(node, None)
+            self._told.pop(node, None)
             return []
         self._ids.setdefault(node, speaks)
         if self._successors.get(node) and speaks != self._ids[node]:
             log.info("agent %d: a late word of the one that was told to exit: %d", node, body.code)
             return []
         if body.msg_type == KEEP_ALIVE:
-            return self._alive(node, body)
+            return self._alive(node, body, now)
         if body.msg_type != STATUS:
             log.warning("agent %d says %s %d: unknown", node, body.msg_type, body.code)
             return []
@@ -137,15 +140,25 @@ class Decisions:
         """Another manager has led the job before."""
         return self._inherited
 
-    def _alive(self, node: int, body: Body) -> list[Order]:
-        """A manager that took over learns from the agents how many restarts are left, and that the job is under way."""
+    def _alive(self, node: int, body: Body, now: float) -> list[Order]:
+        """A manager that took over learns from the agents how many restarts are left, and that the job is under way.
+        And a report of faults that nobody has got is made up for."""
         inherited = node not in self._registered
         self._inherited |= inherited
         self.pods.known(node)
         try:
-            left = frames.fault_report(body.message).restart_times
+            report = frames.fault_report(body.message)
         except BadFrame:
             return []
+        return [*self._learn(node, body, report.restart_times, inherited), *self._missed(node, body, report, now)]
+
+    def _missed(self, node: int, body: Body, report: FaultReport, now: float) -> list[Order]:
+        told = self._told.get(node, {})
+        if all(told.get(rank) == report.restart_times for rank in report.fault_ranks):
+            return []
+        return [] if self._is_old(node, body) or self.pods.crossed(report) else self._faults(node, body, now)
+
+    def _learn(self, node: int, body: Body, left: int, inherited: bool) -> list[Order]:
         if left < 0:
             return []
         running = frames.is_running(body)
@@ -193,6 +206,8 @@ class Decisions:
         if not report.fault_ranks:
             self._running.pop(node, None)
         self._inherited |= node not in self._registered
+        if not self._is_old(node, body):
+            self._told[node] = dict.fromkeys(report.fault_ranks, report.restart_times)
         types = frames.fault_types(body.extension)
         self._types |= types
         log.info("agent %d: faults of ranks %s %s", node, report.fault_ranks, f"of types {types}" if types else "")
@@ -210,7 +225,7 @@ class Decisions:
     def _is_old(self, node: int, body: Body) -> bool:
         """The report has crossed the order that has these processes replaced: it is not about those that follow."""
         count = frames.replaced(body.extension)
-        return self.pods.agents[node].leaving or (count is not None and count < self._replacing.get(node, 0))
+        return self.pods.known(node).leaving or (count is not None and count < self._replacing.get(node, 0))
 
     def _ended(self, node: int, body: Body) -> list[Order]:
         code = int(body.message) if is_rank(body.message) else 1
@@ -265,11 +280,13 @@ class Decisions:
         orders = [order for order in orders if not self._is_for_the_one_before(order, signal)]
         orders += self._passed_over(signal) if orders else []
         replacing = [
-            each.node for each in orders if isinstance(each, ToAgent) and each.body.code == Code.RESTART_WORKERS
+            each for each in orders if isinstance(each, ToAgent) and each.body.code == Code.RESTART_WORKERS
         ]
-        for node in replacing:
-            self._replacing[node] = self._replacing.get(node, 0) + 1
-        self.pods.healed(replacing)
+        for order in replacing:
+            self._replacing[order.node] = self._replacing.get(order.node, 0) + 1
+            for rank in frames.rank_list(order.body.message):
+                self._told.get(order.node, {}).pop(rank, None)
+        self.pods.healed(order.node for order in replacing)
         for each in orders:
             if isinstance(each, ToAgent) and each.body.code == Code.EXIT_AGENT:
                 self.pods.known(each.node).leaving = True
