@@ -570,6 +570,85 @@ def test_numbers_that_are_none(text: str) -> None:
     assert list(mind.pods.agents) == [0] and mind.worker(0) == Position("Worker", "0", "0")
 
 
+# A job that goes on without a node.
+
+
+def without_node_1(*, said: bool = True) -> Decisions:
+    mind = job(nodes=2)
+    assert told(mind.signal(signal("faultNodesExit", "fault_nodes_exit", nodes=(1,)))) == ["agent 1: 203"]
+    if said:
+        assert fault(mind, 1, []) == []
+    else:
+        assert mind.not_told(1, frames.body("ACTION", 203), 2) == []
+    return mind
+
+
+def ends(mind: Decisions, node: int, code: int = 0) -> list[Order]:
+    return mind.heard(AGENTS[node], frames.body("STATUS", 203, str(code), {}), 0.0)
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["its agent has left", "its agent is dead"])
+def test_a_job_that_went_on_without_a_node_ends_without_it(said: bool) -> None:
+    (end,) = ends(without_node_1(said=said), 0)
+    assert isinstance(end, End) and end.ok
+
+
+def test_the_last_agent_that_leaves_may_do_so_after_all_others_have_succeeded() -> None:
+    mind = job(nodes=2)
+    mind.signal(signal("faultNodesExit", "fault_nodes_exit", nodes=(1,)))
+    assert ends(mind, 0) == [], "it has not left yet"
+    (end,) = mind.heard(AGENTS[1], frames.body("STATUS", 202, FaultReport([]).encode()), 0.0)
+    assert isinstance(end, End) and end.ok
+
+
+def test_a_node_that_is_back_counts_again() -> None:
+    mind = without_node_1()
+    register(mind, 1, 1.0)
+    assert ends(mind, 0) == []
+    (end,) = ends(mind, 1)
+    assert isinstance(end, End) and end.ok
+
+
+def test_a_pod_that_is_replaced_on_our_order_is_waited_for() -> None:
+    mind = job(recovers=False, nodes=2)
+    fault(mind, 1, [2])
+    fault(mind, 1, [])
+    assert ends(mind, 0) == []
+
+
+def test_when_all_agents_leave_that_is_no_success() -> None:
+    mind = job(nodes=2)
+    for node in (1, 0):
+        orders = mind.heard(AGENTS[node], frames.body("STATUS", 202, FaultReport([]).encode()), 0.0)
+    (end,) = orders
+    assert isinstance(end, End) and not end.ok
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["its agent has left", "its agent is dead"])
+def test_nobody_asks_the_processes_of_a_node_that_has_left_for_anything(said: bool) -> None:
+    mind = without_node_1(said=said)
+    assert told(mind.switch_nics("s1", "job-1", ["0"], [True], 0.0)) == ["worker 0: 204", "worker 1: 204"]
+    assert [nic_result(mind, rank, "switchOK") for rank in (0, 1)] == [[], [NicReply("job-1", True)]]
+    assert told(mind.profile({**OFF, "Step": "on"}, 0.0)) == ["worker 0: 710", "worker 1: 710"]
+    (refused,) = mind.stress_test("t1", "job-1", {3: [0]}, 0.0)
+    assert refused == StressReply("job-1", {"3": {"0": ("3", "worker is not registered")}})
+
+
+def test_what_the_processes_of_a_node_were_to_do_fails_when_it_leaves() -> None:
+    mind = job(nodes=2)
+    mind.switch_nics("s1", "job-1", ["0"], [True], 0.0)
+    mind.profile({**OFF, "Step": "on"}, 0.0)
+    assert fault(mind, 1, []) == [str(NicReply("job-1", False))]
+    assert told(mind.tick(30.0)) == ["worker 0: 710", "worker 1: 710"], "nobody tells the others again and again"
+
+
+def test_a_backup_s_processes_stay_when_the_agent_leaves_that_it_stood_in_for() -> None:
+    mind = job(nodes=2)
+    mind.heard(AGENTS[1], frames.body("REGISTER", 0, "", {frames.AGENT_ID: "backup"}), 1.0)
+    fault(mind, 1, [])
+    assert mind.worker(3) is not None
+
+
 # Link failover.
 
 

@@ -212,6 +212,8 @@ class Decisions:
         self._types |= types
         log.info("agent %d: faults of ranks %s %s", node, report.fault_ranks, f"of types {types}" if types else "")
         orders = self.pods.reported(node, report, now)
+        if not report.fault_ranks and (body.extension or {}).get(frames.AGENT_ID, "") == self._ids.get(node):
+            orders += self._gone(node)
         if node == 0 and self.pods.agents[0].gone:
             pod_ends = "the agent of the first pod exits, and with it the pod: the cluster restarts the job"
             orders = [End(self._verdict or pod_ends, ok=False)]
@@ -231,6 +233,17 @@ class Decisions:
         code = int(body.message) if is_rank(body.message) else 1
         self._running.pop(node, None)
         self.pods.ended(node, code)
+        return self._end()
+
+    def _gone(self, node: int) -> list[Order]:
+        """There is no agent there any more, and none of its processes. It may have been the last one."""
+        ranks = [rank for rank, where in self._workers.items() if where == node]
+        for rank in ranks:
+            del self._workers[rank]
+            self._profiling.forget(rank)
+        return [*(order for rank in ranks for order in self.unreachable(rank)), *self._end()]
+
+    def _end(self) -> list[Order]:
         missing = len(self.pods.agents) < self._nodes and not self._inherited
         if self._over or missing or not self.pods.all_succeeded:
             return []
@@ -258,7 +271,11 @@ class Decisions:
         return [*self._nics.lost(rank), *self._stress.lost(rank)]
 
     def not_told(self, node: int, body: Body, per_node: int) -> list[Order]:
-        """An agent does not hear an order. Processes that it was to start will not come, and others wait for them."""
+        """An agent does not hear an order. Processes that it was to start will not come, and others wait for them. One
+        that was to exit has gone without a word, with its node."""
+        if body.code == Code.EXIT_AGENT and self.pods.known(node).leaving:
+            self.pods.known(node).gone = True
+            return self._gone(node)
         if body.code != Code.RESTART_WORKERS or not self.pods.recovers_processes or self.pods.known(node).leaving:
             return []
         ranks = [rank for rank in frames.rank_list(body.message) if rank // per_node == node]
@@ -279,9 +296,7 @@ class Decisions:
             orders = [self._start(node, given) for node, given in sorted(withheld.items())]
         orders = [order for order in orders if not self._is_for_the_one_before(order, signal)]
         orders += self._passed_over(signal) if orders else []
-        replacing = [
-            each for each in orders if isinstance(each, ToAgent) and each.body.code == Code.RESTART_WORKERS
-        ]
+        replacing = [each for each in orders if isinstance(each, ToAgent) and each.body.code == Code.RESTART_WORKERS]
         for order in replacing:
             self._replacing[order.node] = self._replacing.get(order.node, 0) + 1
             for rank in frames.rank_list(order.body.message):
