@@ -169,6 +169,33 @@ def test_agents_wait_for_their_start_while_it_is_paused() -> None:
     assert start(mind, 1, 7) == ["agent 1: 210 32767"]
 
 
+def test_agents_do_not_wait_for_longer_than_any_stress_test_takes(caplog: pytest.LogCaptureFixture) -> None:
+    mind = job()
+    mind.signal(signal("pauseStartAgent", "pause_start_agent"), 100.0)
+    mind.signal(signal("pauseStartAgent", "pause_start_agent"), 200.0)
+    assert start(mind, 1, 7) == []
+    assert mind.deadline == 200 + 900 and mind.tick(1099.0) == []
+    assert told(mind.tick(1100.0)) == ["agent 1: 210 32767"]
+    assert "agents need not wait for their start any more" in caplog.text and "nodes [1]" in caplog.text
+    assert mind.deadline is None and start(mind, 2, 7) == ["agent 2: 210 32767"]
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_clusterd_that_is_there_anew_has_to_say_again_that_agents_wait(repeated: bool) -> None:
+    mind = job()
+    mind.subscribed(0.0)
+    assert mind.deadline is None
+    mind.signal(signal("pauseStartAgent", "pause_start_agent"), 0.0)
+    start(mind, 1, 7)
+    mind.subscribed(100.0)
+    assert mind.deadline == 105
+    if repeated:
+        mind.signal(signal("pauseStartAgent", "pause_start_agent"), 101.0)
+        assert mind.deadline == 101 + 900
+    else:
+        assert told(mind.tick(105.0)) == ["agent 1: 210 32767"]
+
+
 # Faults without process-level recovery.
 
 

@@ -189,6 +189,22 @@ class Decisions:
             return []
         return [self._start(node, given)]
 
+    def _start_withheld(self) -> list[Order]:
+        withheld, self._withheld = self._withheld, {}
+        return [self._start(node, given) for node, given in sorted(withheld.items())]
+
+    def _pause_is_over(self, now: float) -> list[Order]:
+        """The word that ends it has not come."""
+        if self._signals.paused_until is None or now < self._signals.paused_until:
+            return []
+        self._signals.paused_until = None
+        log.warning(
+            "agents need not wait for their start any more: ClusterD has not said so again (since it was away, or for "
+            "as long as a stress test may take); those of nodes %s go on",
+            sorted(self._withheld),
+        )
+        return self._start_withheld()
+
     def _start(self, node: int, given: int) -> Order:
         left, under_way = self.pods.starts(node, given), self._under_way(node)
         if under_way:
@@ -283,8 +299,12 @@ class Decisions:
 
     # What ClusterD and the scheduler say.
 
-    def signal(self, signal: Signal) -> list[Order]:
-        orders, why = self._signals.handle(signal)
+    def subscribed(self, now: float) -> None:
+        """ClusterD hears us from now on, and need not know what it has said before."""
+        self._signals.subscribed(now)
+
+    def signal(self, signal: Signal, now: float = 0.0) -> list[Order]:
+        orders, why = self._signals.handle(signal, now)
         if why:
             log.info("signal %s: %s", signal.type, why)
         if signal.type == o.KILL_MASTER:
@@ -292,8 +312,7 @@ class Decisions:
         if signal.type == o.STOP_TRAIN:
             self._recovery = signal.uuid
         if signal.type == o.CONTINUE_START:
-            withheld, self._withheld = self._withheld, {}
-            orders = [self._start(node, given) for node, given in sorted(withheld.items())]
+            orders = self._start_withheld()
         orders = [order for order in orders if not self._is_for_the_one_before(order, signal)]
         orders += self._passed_over(signal) if orders else []
         replacing = [each for each in orders if isinstance(each, ToAgent) and each.body.code == Code.RESTART_WORKERS]
@@ -366,11 +385,13 @@ class Decisions:
 
     @property
     def deadline(self) -> float | None:
-        parts = (self.pods.deadline, self._nics.deadline, self._stress.deadline, self._profiling.deadline)
-        return min((at for at in parts if at is not None), default=None)
+        parts = (self.pods, self._nics, self._stress, self._profiling)
+        ends = (self._signals.paused_until, *(part.deadline for part in parts))
+        return min((at for at in ends if at is not None), default=None)
 
     def tick(self, now: float) -> list[Order]:
-        return [each for part in (self.pods, self._nics, self._stress, self._profiling) for each in part.tick(now)]
+        parts = (self.pods, self._nics, self._stress, self._profiling)
+        return [*self._pause_is_over(now), *(each for part in parts for each in part.tick(now))]
 
 
 def _may_be(who: Position) -> bool:

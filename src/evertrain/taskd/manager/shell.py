@@ -218,11 +218,13 @@ class Manager:
         if signal.type != "keep-alive":
             log.info("signal: %s", signal)
         orders = self.config.plugins.ask("signal", signal)
-        self._carry_out(self._mind.signal(signal) if orders is None else orders)
+        self._carry_out(self._mind.signal(signal, self._now) if orders is None else orders)
 
     def _led(self, led: bool) -> None:
         """ClusterD leads the job, from now on and as if nothing had been; or it does not, and pods are the unit."""
         self._mind.pods.recovers_processes = led and self.config.recovers_processes
+        self._mind.subscribed(self._now)
+        self._set_timer()
         if led and self._discussed:
             log.warning("ClusterD is told again of the faults of ranks %s", sorted(self._open_faults))
             assert self._clusterd is not None
