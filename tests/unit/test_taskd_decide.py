@@ -740,6 +740,13 @@ def test_a_process_that_is_replaced_before_it_has_changed_its_link_never_will() 
 # Stress test.
 
 
+def stress_test(mind: Decisions, ops: dict[int, list[int]], now: float = 0.0) -> None:
+    """All have the order at once."""
+    for order in mind.stress_test("t1", "job-1", ops, now):
+        assert isinstance(order, ToWorker)
+        mind.stress_test_told(order.rank, order.body, now)
+
+
 def stress_result(mind: Decisions, rank: int, results: dict[str, tuple[str, str]]) -> list[Order]:
     message = json.dumps({"rankResult": {op: {"code": code, "result": text} for op, (code, text) in results.items()}})
     body = frames.body("ACTION", 205, message, {"stressTestUUID": "t1"})
@@ -764,7 +771,7 @@ def test_the_named_workers_run_the_test_and_clusterd_hears_all_results() -> None
 
 def test_a_silent_worker_is_given_up_and_one_that_lives_is_not() -> None:
     mind = job(nodes=2)
-    mind.stress_test("t1", "job-1", {1: [0, 1], 3: [0]}, 0.0)
+    stress_test(mind, {1: [0, 1], 3: [0]})
     for rank, now in ((1, 10.0), (3, 20.0)):
         mind.heard(Position("Worker", str(rank // 2), str(rank)), frames.body("KEEP_ALIVE", 0), now)
     assert mind.deadline == 40 and mind.tick(40.0) == []
@@ -773,16 +780,47 @@ def test_a_silent_worker_is_given_up_and_one_that_lives_is_not() -> None:
     assert reply == StressReply("job-1", {"1": {"0": timeout, "1": timeout}, "3": {"0": ("0", "OK")}})
 
 
+def test_a_worker_is_not_silent_before_it_has_been_told() -> None:
+    """Of 10 000 the last one is told after half a minute."""
+    mind = job(nodes=2)
+    (first, last) = mind.stress_test("t1", "job-1", {1: [0], 3: [0]}, 0.0)
+    assert isinstance(first, ToWorker) and isinstance(last, ToWorker)
+    assert mind.deadline == 900, "nobody has been told"
+    mind.stress_test_told(first.rank, first.body, 10.0)
+    assert stress_result(mind, 1, {"0": ("0", "OK")}) == []
+    mind.heard(Position("Worker", "1", "3"), frames.body("KEEP_ALIVE", 0), 20.0)  # of another test
+    assert mind.deadline == 900 and mind.tick(100.0) == []
+    mind.stress_test_told(last.rank, last.body, 100.0)
+    assert mind.deadline == 130
+    (reply,) = mind.tick(130.0)
+    late = ("3", "worker heartbeat timeout")
+    assert reply == StressReply("job-1", {"1": {"0": ("0", "OK")}, "3": {"0": late}})
+    mind.stress_test_told(last.rank, last.body, 140.0)
+    assert mind.deadline is None, "the test is over"
+
+
+@pytest.mark.parametrize("end", ["result", "lost", "late"])
+def test_a_worker_of_which_nobody_knows_whether_it_was_told_has_its_result_counted_too(end: str) -> None:
+    mind = job(nodes=2)
+    mind.stress_test("t1", "job-1", {3: [0]}, 0.0)
+    if end == "result":
+        assert stress_result(mind, 3, {"0": ("0", "OK")}) == [StressReply("job-1", {"3": {"0": ("0", "OK")}})]
+    elif end == "lost":
+        assert mind.unreachable(3) == [StressReply("job-1", {"3": {"0": ("3", "worker is lost")}})]
+    else:
+        assert mind.tick(900.0) == [StressReply("job-1", {"3": {"0": ("3", "stress test timeout")}})]
+
+
 def test_a_worker_that_lives_does_not_hide_one_that_is_silent() -> None:
     mind = job(nodes=2)
-    mind.stress_test("t1", "job-1", {1: [0], 3: [0]}, 0.0)
+    stress_test(mind, {1: [0], 3: [0]})
     mind.heard(Position("Worker", "0", "1"), frames.body("KEEP_ALIVE", 0), 10.0)
     assert mind.deadline == 30
 
 
 def test_a_test_that_takes_too_long_is_given_up_although_its_worker_lives() -> None:
     mind = job(nodes=2)
-    mind.stress_test("t1", "job-1", {1: [0]}, 0.0)
+    stress_test(mind, {1: [0]})
     for now in range(20, 900, 20):
         mind.heard(Position("Worker", "0", "1"), frames.body("KEEP_ALIVE", 0), float(now))
         assert mind.tick(float(now)) == []

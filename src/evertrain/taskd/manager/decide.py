@@ -374,6 +374,10 @@ class Decisions:
     def stress_test(self, uuid: str, job: str, ops: Mapping[int, Sequence[int]], now: float) -> list[Order]:
         return self._stress.order(uuid, job, ops, self._workers, now)
 
+    def stress_test_told(self, rank: int, body: Body, now: float) -> None:
+        """The worker has the order."""
+        self._stress.told(rank, body, now)
+
     def profile(self, values: Mapping[str, str], now: float) -> list[Order]:
         return self._profiling.want(tracing.switch(values), now)
 

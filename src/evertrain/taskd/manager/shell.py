@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evertrain.taskd import environment, files, frames
-from evertrain.taskd.codes import AGENT, MANAGER, REGISTER, WORKER
+from evertrain.taskd.codes import AGENT, MANAGER, REGISTER, WORKER, Code
 from evertrain.taskd.frames import BadFrame, Body
 from evertrain.taskd.manager import reports
 from evertrain.taskd.manager.alone import Alone
@@ -83,7 +83,7 @@ class Manager:
         """That ClusterD has not decided about."""
         self._discussed = False
         """It has heard of some of them."""
-        self._delivery = Delivery(self._send, self._lost)
+        self._delivery = Delivery(self._send, self._lost, self._arrived)
         self._background: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._end: asyncio.Future[End] | None = None
@@ -399,6 +399,11 @@ class Manager:
 
     async def _send(self, who: Position, text: str, uuid: str) -> int:
         return await self._node.send(who, text, mtype="default", uuid=uuid)
+
+    def _arrived(self, who: Position, body: Body) -> None:
+        if who.role == WORKER and body.code == Code.STRESS_TEST:
+            self._mind.stress_test_told(int(who.process), body, self._now)
+            self._set_timer()
 
     def _lost(self, who: Position, body: Body) -> None:
         if who.role == WORKER:
