@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,20 @@ async def test_whatever_clusterd_wants_is_heard_again_after_its_restart(
         assert (await clusterd.expect("ReplyStressTestResult")).stressResult["3"].rankResult["0"].code == "0"
         clusterd.trace(**{name: "on" if name == "Step" else "off" for name in KINDS})
         assert [(await hear(worker)).code for worker in job.workers] == [710] * 4
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("problem", ["", "MINDX_SERVER_IP: neither an IP address nor a domain name: 1.2.3.4.5"])
+async def test_only_a_manager_that_was_told_of_no_clusterd_decides_by_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, problem: str
+) -> None:
+    job = Job(tmp_path, None)
+    job.config = replace(job.config, no_clusterd=problem)
+    caplog.set_level(logging.INFO, "evertrain.taskd")
+    async with job.running():
+        await say(job.agents[1], "STATUS", 202, FaultReport([2]).encode(), {})
+    assert ("decides by itself" in caplog.text) == (not problem)
+    assert (f"{problem}: ClusterD can't be asked, and nobody decides" in caplog.text) == bool(problem)
 
 
 class Deaf(ScriptedClusterD):

@@ -59,6 +59,8 @@ class Config:
     """The MindIO controller runs, and ClusterD's signals are asked for."""
     listen: str = "127.0.0.1:9601"
     clusterd: str = ""
+    no_clusterd: str = ""
+    """Why the ClusterD that the job names can't be asked."""
     security: Security = field(default_factory=Security)
     plugins: Plugins = field(default_factory=Plugins)
     reset_file: Path = RESET_FILE
@@ -140,6 +142,9 @@ class Manager:
                 leads=self._led,
             )
             await self._clusterd.start()
+        elif config.no_clusterd:
+            # Somebody else leads this job, by another policy than ours; two who decide would be worse than none.
+            log.error("%s: ClusterD can't be asked, and nobody decides about faults of this job", config.no_clusterd)
         elif config.enabled and config.recovers_processes:
             world = config.nodes * config.per_node
             self._alone = Alone(config.job, world, config.per_node, environment.strategies())
