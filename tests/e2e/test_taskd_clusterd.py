@@ -50,7 +50,7 @@ async def test_recover_with_a_new_pod_at_another_address(tmp_path: Path) -> None
     assert all(len({pid for _, pid in result.events[rank]}) == 1 for rank in (0, 1)), "they kept their processes"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.matrix
 async def test_retry_of_a_memory_error(tmp_path: Path) -> None:
     async with led(tmp_path / "job") as job:
         await job.begins("--fault=6:1:uce")
@@ -72,7 +72,7 @@ async def test_retry_of_a_memory_error(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.matrix
 async def test_dump_and_start_again(tmp_path: Path) -> None:
     async with led(tmp_path / "job") as job:
         await job.begins("--fault=6:3:kill")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import select
@@ -36,9 +37,11 @@ async def test_the_life_of_a_job(tmp_path: Path) -> None:
             *(f"RUN/attempt_32762/{local}/replacement_1/stdout.log" for local in (0, 1)),
         }
         await pods.printed(1, "[default1]:rank 3 is there", 2)  # the copy on the terminal goes on
+        await both_are_stopped_and_replaced_one_after_the_other(pods, pids)
         for node in (0, 1):
             await pods.order(node, 208, "4")
-        new = {rank: await pods.lives(rank, 3 if rank in (0, 3) else 2) for rank in range(4)}
+        lived = {0: 3, 1: 2, 2: 3, 3: 4}
+        new = {rank: await pods.lives(rank, count) for rank, count in lived.items()}
         assert {(kind, attempt) for _, kind, attempt in new.values()} == {("pod", str(32767 - 4))}
         assert not any(alive(pid) for pid in pids.values())
         for pid, _, _ in new.values():
@@ -47,6 +50,7 @@ async def test_the_life_of_a_job(tmp_path: Path) -> None:
         for node in (0, 1):
             end = await pods.hear(node)
             assert (end.msg_type, end.code, end.message) == ("STATUS", 203, "0")
+        await new_pods_exit_on_order(pods, {rank: count + 1 for rank, count in lived.items()})
 
 
 async def nonsense_does_nothing_and_orders_that_come_twice_count_once(pods: Pods, pids: dict[int, int]) -> None:
@@ -79,6 +83,37 @@ async def killed_and_replaced_by_a_spare(pods: Pods, pids: dict[int, int]) -> in
     assert changed.keys() == {"RESTART_FAULT_PROCESS_TYPE", "TORCHELASTIC_ERROR_FILE"}, changed
     assert after == before, "but for being warm, it is what torchrun would have started"
     return pid
+
+
+async def both_are_stopped_and_replaced_one_after_the_other(pods: Pods, pids: dict[int, int]) -> None:
+    """While the second is replaced, the id of the first is nobody's, or somebody else's."""
+    await pods.order(1, 213, '["2","3","99"]')
+    reported = set[int]()
+    while reported != {2, 3}:
+        code, ranks, _ = faults(await pods.hear(1))
+        assert code == 202
+        reported |= set(ranks)
+    assert not alive(pids[2]) and not alive(pids[3])
+    for rank, count in ((3, 3), (2, 2)):
+        await pods.order(1, 209, json.dumps([str(rank)]))
+        pids[rank] = (await pods.lives(rank, count))[0]
+    assert all(alive(pid) for pid in pids.values())
+
+
+async def new_pods_exit_on_order(pods: Pods, lives: dict[int, int]) -> None:
+    for node in (0, 1):
+        await pods.start(node)
+    for node in (0, 1):
+        assert [(await pods.hear(node)).code for _ in range(2)] == [0, 201]
+        await pods.order(node, 210, "0")
+    pids = [(await pods.lives(rank, count))[0] for rank, count in lives.items()]
+    await pods.order(0, 208, "-1")
+    await pods.order(1, 203, SignalType="globalFault")
+    assert [await pods.ends(node) for node in (0, 1)] == [1, 1]
+    assert not any(alive(pid) for pid in pids)
+    for node, why in enumerate(("no restarts are left (--max_restarts)", "the manager orders it (globalFault)")):
+        assert faults(await pods.hear(node))[:2] == (202, [])
+        assert why in pods.output(node)
 
 
 @pytest.mark.matrix

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.taskd_cluster import ScriptedClusterD
 
 from evertrain.taskd import frames
 from evertrain.taskd.frames import Body, FaultReport
-from evertrain.taskd.manager import delivery, shell
+from evertrain.taskd.manager import delivery, shell, signals
 from evertrain.taskd.manager.clusterd import ClusterD
 from evertrain.taskd.manager.orders import End, Signal
 from evertrain.taskd.manager.reports import Progress, Report
@@ -218,6 +219,49 @@ async def test_clusterd_goes_away_and_comes_back_and_nothing_is_lost(tmp_path: P
             await clusterd.expect(method)
         clusterd.say("faultNodesExit", "fault_nodes_exit", nodeRankIds=["1"])
         assert (await hear(job.agents[1])).code == 203
+
+
+@pytest.mark.usefixtures("environment")
+async def test_whatever_clusterd_wants_is_heard_again_after_its_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On four streams. And agents that it had told to wait for their start are let go, since it has forgotten them."""
+    monkeypatch.setattr(signals, "REPEATED", 0.1)
+    async with cluster(tmp_path) as (clusterd, job):
+        clusterd.say("pauseStartAgent", "pause_start_agent")
+        await until(lambda: job.manager._mind._signals.paused)
+        await say(job.agents[1], "STATUS", 201, "7", {})
+        await clusterd.stop()
+        await until(lambda: not job.link.subscribed.is_set())
+        assert job.agents[1].received.empty()
+        await clusterd.start()
+        assert (await hear(job.agents[1])).code == 210
+        for method in ("Init", "Register"):
+            await clusterd.expect(method)
+        clusterd.switch(["0"], [True])
+        for worker in job.workers:
+            await say(worker, "ACTION", 204, "switchOK", (await hear(worker)).extension)
+        assert (await clusterd.expect("ReplySwitchNicResult")).result
+        clusterd.stress({"3": [0]})
+        order = (await hear(job.workers[3])).extension
+        await say(job.workers[3], "ACTION", 205, '{"rankResult": {"0": {"code": "0", "result": "OK"}}}', order)
+        assert (await clusterd.expect("ReplyStressTestResult")).stressResult["3"].rankResult["0"].code == "0"
+        clusterd.trace(**{name: "on" if name == "Step" else "off" for name in KINDS})
+        assert [(await hear(worker)).code for worker in job.workers] == [710] * 4
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize("problem", ["", "MINDX_SERVER_IP: neither an IP address nor a domain name: 1.2.3.4.5"])
+async def test_only_a_manager_that_was_told_of_no_clusterd_decides_by_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, problem: str
+) -> None:
+    job = Job(tmp_path, None)
+    job.config = replace(job.config, no_clusterd=problem)
+    caplog.set_level(logging.INFO, "evertrain.taskd")
+    async with job.running():
+        await say(job.agents[1], "STATUS", 202, FaultReport([2]).encode(), {})
+    assert ("decides by itself" in caplog.text) == (not problem)
+    assert (f"{problem}: ClusterD can't be asked, and nobody decides" in caplog.text) == bool(problem)
 
 
 class Deaf(ScriptedClusterD):

@@ -18,6 +18,7 @@ import pytest
 from evertrain.taskd import frames
 from evertrain.taskd.agent import common
 from evertrain.taskd.frames import Body
+from evertrain.taskd.native.crash import NORMAL_FAULT, Cause
 from evertrain.taskd.net import background
 from evertrain.taskd.net.node import Node
 from evertrain.taskd.net.routing import Position
@@ -191,3 +192,58 @@ async def test_faults_are_told_to_a_manager_that_takes_over_and_those_that_are_m
         manager = await made.replace(manager, reporter)
         assert frames.fault_report((await hear(manager)).message).fault_ranks == [3]
         await manager.close()
+
+
+async def test_faults_that_nobody_got_are_told_when_somebody_is_back_however_rarely_the_agent_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with tree(monkeypatch) as (made, manager, reporter):
+        await asyncio.to_thread(reporter.starts, 7)
+        await asyncio.to_thread(reporter.starts_again, 7)
+        reporter._every = 1000.0  # as if the job had 100 000 nodes; the sign that is on its way is the last one
+        await until_it_sleeps(reporter)
+        await manager.close()
+        await asyncio.to_thread(reporter.faults, [3])
+        manager = await made.manager()
+        assert frames.fault_report((await hear(manager)).message).fault_ranks == [3]
+        await manager.close()
+
+
+async def until_it_sleeps(reporter: common.Reporter) -> None:
+    sleeps = asyncio.Event()
+    next_one = reporter._until_next
+
+    async def watched() -> None:
+        sleeps.set()
+        await next_one()
+
+    reporter._until_next = watched  # type: ignore[method-assign]
+    async with asyncio.timeout(90):
+        while not sleeps.is_set():
+            await asyncio.sleep(0.01)
+
+
+async def test_signs_of_life_say_what_has_failed_until_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a manager that was killed and is back between two of them: nobody has missed the one before."""
+    async with tree(monkeypatch) as (_, manager, reporter):
+        await asyncio.to_thread(reporter.starts, 7)
+        for fault, replaced in (([3, 2], [3]), ([3], [])):
+            cause = Cause(NORMAL_FAULT, "killed by SIGKILL", code=-9)
+            await asyncio.to_thread(reporter.faults, fault, dict.fromkeys(fault, cause))
+            sign = await sign_of(manager, sorted(fault))
+            assert frames.process_ends(sign.extension) == dict.fromkeys(fault, frames.ProcessEnd(-9, cause.words))
+            reporter.stands(replaced)
+            await sign_of(manager, replaced)
+        await asyncio.to_thread(reporter.faults, [3])
+        await sign_of(manager, [3])
+        reporter.starts_again(6)
+        assert frames.fault_report((await sign_of(manager, [])).message).restart_times == 6
+        await manager.close()
+
+
+async def sign_of(manager: Node, ranks: list[int]) -> Body:
+    async with asyncio.timeout(90):
+        while True:
+            body = frames.decode((await manager.received.get()).body)
+            if body.msg_type == "KEEP_ALIVE" and frames.fault_report(body.message).fault_ranks == ranks:
+                return body

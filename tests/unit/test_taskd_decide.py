@@ -169,6 +169,33 @@ def test_agents_wait_for_their_start_while_it_is_paused() -> None:
     assert start(mind, 1, 7) == ["agent 1: 210 32767"]
 
 
+def test_agents_do_not_wait_for_longer_than_any_stress_test_takes(caplog: pytest.LogCaptureFixture) -> None:
+    mind = job()
+    mind.signal(signal("pauseStartAgent", "pause_start_agent"), 100.0)
+    mind.signal(signal("pauseStartAgent", "pause_start_agent"), 200.0)
+    assert start(mind, 1, 7) == []
+    assert mind.deadline == 200 + 900 and mind.tick(1099.0) == []
+    assert told(mind.tick(1100.0)) == ["agent 1: 210 32767"]
+    assert "agents need not wait for their start any more" in caplog.text and "nodes [1]" in caplog.text
+    assert mind.deadline is None and start(mind, 2, 7) == ["agent 2: 210 32767"]
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_clusterd_that_is_there_anew_has_to_say_again_that_agents_wait(repeated: bool) -> None:
+    mind = job()
+    mind.subscribed(0.0)
+    assert mind.deadline is None
+    mind.signal(signal("pauseStartAgent", "pause_start_agent"), 0.0)
+    start(mind, 1, 7)
+    mind.subscribed(100.0)
+    assert mind.deadline == 105
+    if repeated:
+        mind.signal(signal("pauseStartAgent", "pause_start_agent"), 101.0)
+        assert mind.deadline == 101 + 900
+    else:
+        assert told(mind.tick(105.0)) == ["agent 1: 210 32767"]
+
+
 # Faults without process-level recovery.
 
 
@@ -376,6 +403,47 @@ def alive(mind: Decisions, node: int, restarts: int, *, running: bool = True) ->
     return _with_under_way(mind.heard(AGENTS[node], sign, 0.0))
 
 
+def sign(mind: Decisions, node: int, failed: list[int], restarts: int = 5, **extension: str) -> list[str]:
+    """A sign of life that names what has failed."""
+    body = frames.body("KEEP_ALIVE", 0, FaultReport(failed, restarts).encode(), {"RUNNING": "true", **extension})
+    return told(mind.heard(AGENTS[node], body, 0.0))
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_report_of_faults_that_this_manager_never_got_is_made_up_for_by_the_next_sign_of_life(anew: bool) -> None:
+    ended: list[Ended] = []
+    mind = Decisions("job-1", 3, True, ended.append) if anew else job()
+    mind._tell_ended = ended.append
+    ends = frames.ends_text({3: frames.ProcessEnd(-9, "killed")})
+    assert sign(mind, 1, [3], PROCESS_ENDS=ends) == ["controller: process_ended {3: 1}"]
+    assert [(each.ranks, dict(each.ends)) for each in ended] == [((3,), {3: frames.ProcessEnd(-9, "killed")})]
+    assert sign(mind, 1, [3], PROCESS_ENDS=ends) == [], "said once"
+    assert sign(mind, 1, [2, 3]) == ["controller: process_ended {2: 1, 3: 1}"]
+
+
+def test_signs_of_life_repeat_no_fault_that_is_known_or_mended() -> None:
+    mind = job(restarts=5)
+    assert fault(mind, 1, [3], 5) == ["controller: process_ended {3: 1}"]
+    assert sign(mind, 1, [3], REPLACED="0") == []
+    fields = {"strategy": "recover", "extra": o.IN_PLACE, "nodes": (1,), "faults": {3: 1}}
+    mind.signal(signal("changeStrategy", "change_strategy", **fields))
+    assert sign(mind, 1, [3], REPLACED="0") == [], "it has crossed the order"
+    assert sign(mind, 1, [3], REPLACED="1") == ["controller: process_ended {3: 1}"], "the replacement has failed, too"
+    mind.recovered()
+    assert sign(mind, 1, [3], REPLACED="1") == []
+    mind.pods.restarts = 4
+    assert sign(mind, 1, [3]) == [], "it has crossed a restart of all"
+    mind.signal(signal("globalFault", "fault_nodes_exit", nodes=(1,)))
+    assert sign(mind, 1, [2, 3], 4) == [], "it leaves"
+
+
+def test_where_pods_are_the_unit_a_sign_of_life_with_a_fault_replaces_the_pod_once() -> None:
+    mind = job(recovers=False, restarts=5)
+    restart = ["agent 1: 203", "agent 0: 208 4", "agent 2: 208 4", "controller: restart_controller"]
+    assert sign(mind, 1, [3]) == restart
+    assert sign(mind, 1, [3]) == sign(mind, 2, [5]) == []
+
+
 def asks(mind: Decisions, node: int, restarts: int) -> list[tuple[str, int]]:
     mind.heard(AGENTS[node], frames.body("REGISTER", 0, "", {}), 0.0)
     return _with_under_way(mind.heard(AGENTS[node], frames.body("STATUS", 201, str(restarts), {}), 0.0))
@@ -529,6 +597,85 @@ def test_numbers_that_are_none(text: str) -> None:
     assert list(mind.pods.agents) == [0] and mind.worker(0) == Position("Worker", "0", "0")
 
 
+# A job that goes on without a node.
+
+
+def without_node_1(*, said: bool = True) -> Decisions:
+    mind = job(nodes=2)
+    assert told(mind.signal(signal("faultNodesExit", "fault_nodes_exit", nodes=(1,)))) == ["agent 1: 203"]
+    if said:
+        assert fault(mind, 1, []) == []
+    else:
+        assert mind.not_told(1, frames.body("ACTION", 203), 2) == []
+    return mind
+
+
+def ends(mind: Decisions, node: int, code: int = 0) -> list[Order]:
+    return mind.heard(AGENTS[node], frames.body("STATUS", 203, str(code), {}), 0.0)
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["its agent has left", "its agent is dead"])
+def test_a_job_that_went_on_without_a_node_ends_without_it(said: bool) -> None:
+    (end,) = ends(without_node_1(said=said), 0)
+    assert isinstance(end, End) and end.ok
+
+
+def test_the_last_agent_that_leaves_may_do_so_after_all_others_have_succeeded() -> None:
+    mind = job(nodes=2)
+    mind.signal(signal("faultNodesExit", "fault_nodes_exit", nodes=(1,)))
+    assert ends(mind, 0) == [], "it has not left yet"
+    (end,) = mind.heard(AGENTS[1], frames.body("STATUS", 202, FaultReport([]).encode()), 0.0)
+    assert isinstance(end, End) and end.ok
+
+
+def test_a_node_that_is_back_counts_again() -> None:
+    mind = without_node_1()
+    register(mind, 1, 1.0)
+    assert ends(mind, 0) == []
+    (end,) = ends(mind, 1)
+    assert isinstance(end, End) and end.ok
+
+
+def test_a_pod_that_is_replaced_on_our_order_is_waited_for() -> None:
+    mind = job(recovers=False, nodes=2)
+    fault(mind, 1, [2])
+    fault(mind, 1, [])
+    assert ends(mind, 0) == []
+
+
+def test_when_all_agents_leave_that_is_no_success() -> None:
+    mind = job(nodes=2)
+    for node in (1, 0):
+        orders = mind.heard(AGENTS[node], frames.body("STATUS", 202, FaultReport([]).encode()), 0.0)
+    (end,) = orders
+    assert isinstance(end, End) and not end.ok
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["its agent has left", "its agent is dead"])
+def test_nobody_asks_the_processes_of_a_node_that_has_left_for_anything(said: bool) -> None:
+    mind = without_node_1(said=said)
+    assert told(mind.switch_nics("s1", "job-1", ["0"], [True], 0.0)) == ["worker 0: 204", "worker 1: 204"]
+    assert [nic_result(mind, rank, "switchOK") for rank in (0, 1)] == [[], [NicReply("job-1", True)]]
+    assert told(mind.profile({**OFF, "Step": "on"}, 0.0)) == ["worker 0: 710", "worker 1: 710"]
+    (refused,) = mind.stress_test("t1", "job-1", {3: [0]}, 0.0)
+    assert refused == StressReply("job-1", {"3": {"0": ("3", "worker is not registered")}})
+
+
+def test_what_the_processes_of_a_node_were_to_do_fails_when_it_leaves() -> None:
+    mind = job(nodes=2)
+    mind.switch_nics("s1", "job-1", ["0"], [True], 0.0)
+    mind.profile({**OFF, "Step": "on"}, 0.0)
+    assert fault(mind, 1, []) == [str(NicReply("job-1", False))]
+    assert told(mind.tick(30.0)) == ["worker 0: 710", "worker 1: 710"], "nobody tells the others again and again"
+
+
+def test_a_backup_s_processes_stay_when_the_agent_leaves_that_it_stood_in_for() -> None:
+    mind = job(nodes=2)
+    mind.heard(AGENTS[1], frames.body("REGISTER", 0, "", {frames.AGENT_ID: "backup"}), 1.0)
+    fault(mind, 1, [])
+    assert mind.worker(3) is not None
+
+
 # Link failover.
 
 
@@ -593,6 +740,13 @@ def test_a_process_that_is_replaced_before_it_has_changed_its_link_never_will() 
 # Stress test.
 
 
+def stress_test(mind: Decisions, ops: dict[int, list[int]], now: float = 0.0) -> None:
+    """All have the order at once."""
+    for order in mind.stress_test("t1", "job-1", ops, now):
+        assert isinstance(order, ToWorker)
+        mind.stress_test_told(order.rank, order.body, now)
+
+
 def stress_result(mind: Decisions, rank: int, results: dict[str, tuple[str, str]]) -> list[Order]:
     message = json.dumps({"rankResult": {op: {"code": code, "result": text} for op, (code, text) in results.items()}})
     body = frames.body("ACTION", 205, message, {"stressTestUUID": "t1"})
@@ -617,7 +771,7 @@ def test_the_named_workers_run_the_test_and_clusterd_hears_all_results() -> None
 
 def test_a_silent_worker_is_given_up_and_one_that_lives_is_not() -> None:
     mind = job(nodes=2)
-    mind.stress_test("t1", "job-1", {1: [0, 1], 3: [0]}, 0.0)
+    stress_test(mind, {1: [0, 1], 3: [0]})
     for rank, now in ((1, 10.0), (3, 20.0)):
         mind.heard(Position("Worker", str(rank // 2), str(rank)), frames.body("KEEP_ALIVE", 0), now)
     assert mind.deadline == 40 and mind.tick(40.0) == []
@@ -626,16 +780,47 @@ def test_a_silent_worker_is_given_up_and_one_that_lives_is_not() -> None:
     assert reply == StressReply("job-1", {"1": {"0": timeout, "1": timeout}, "3": {"0": ("0", "OK")}})
 
 
+def test_a_worker_is_not_silent_before_it_has_been_told() -> None:
+    """Of 10 000 the last one is told after half a minute."""
+    mind = job(nodes=2)
+    (first, last) = mind.stress_test("t1", "job-1", {1: [0], 3: [0]}, 0.0)
+    assert isinstance(first, ToWorker) and isinstance(last, ToWorker)
+    assert mind.deadline == 900, "nobody has been told"
+    mind.stress_test_told(first.rank, first.body, 10.0)
+    assert stress_result(mind, 1, {"0": ("0", "OK")}) == []
+    mind.heard(Position("Worker", "1", "3"), frames.body("KEEP_ALIVE", 0), 20.0)  # of another test
+    assert mind.deadline == 900 and mind.tick(100.0) == []
+    mind.stress_test_told(last.rank, last.body, 100.0)
+    assert mind.deadline == 130
+    (reply,) = mind.tick(130.0)
+    late = ("3", "worker heartbeat timeout")
+    assert reply == StressReply("job-1", {"1": {"0": ("0", "OK")}, "3": {"0": late}})
+    mind.stress_test_told(last.rank, last.body, 140.0)
+    assert mind.deadline is None, "the test is over"
+
+
+@pytest.mark.parametrize("end", ["result", "lost", "late"])
+def test_a_worker_of_which_nobody_knows_whether_it_was_told_has_its_result_counted_too(end: str) -> None:
+    mind = job(nodes=2)
+    mind.stress_test("t1", "job-1", {3: [0]}, 0.0)
+    if end == "result":
+        assert stress_result(mind, 3, {"0": ("0", "OK")}) == [StressReply("job-1", {"3": {"0": ("0", "OK")}})]
+    elif end == "lost":
+        assert mind.unreachable(3) == [StressReply("job-1", {"3": {"0": ("3", "worker is lost")}})]
+    else:
+        assert mind.tick(900.0) == [StressReply("job-1", {"3": {"0": ("3", "stress test timeout")}})]
+
+
 def test_a_worker_that_lives_does_not_hide_one_that_is_silent() -> None:
     mind = job(nodes=2)
-    mind.stress_test("t1", "job-1", {1: [0], 3: [0]}, 0.0)
+    stress_test(mind, {1: [0], 3: [0]})
     mind.heard(Position("Worker", "0", "1"), frames.body("KEEP_ALIVE", 0), 10.0)
     assert mind.deadline == 30
 
 
 def test_a_test_that_takes_too_long_is_given_up_although_its_worker_lives() -> None:
     mind = job(nodes=2)
-    mind.stress_test("t1", "job-1", {1: [0]}, 0.0)
+    stress_test(mind, {1: [0]})
     for now in range(20, 900, 20):
         mind.heard(Position("Worker", "0", "1"), frames.body("KEEP_ALIVE", 0), float(now))
         assert mind.tick(float(now)) == []

@@ -21,7 +21,12 @@ class Line:
         self.sent: list[tuple[str, str, str]] = []
         self.lost: list[tuple[str, int]] = []
         self.again = asyncio.Event()
-        self.delivery = Delivery(self.send, lambda who, body: self.lost.append((who.server, body.code)))
+        self.arrived: list[str] = []
+        self.delivery = Delivery(
+            self.send,
+            lambda who, body: self.lost.append((who.server, body.code)),
+            lambda who, body: self.arrived.append(body.message),
+        )
 
     async def send(self, who: Position, text: str, uuid: str) -> int:
         self.sent.append((who.server, frames.decode(text).message, uuid))
@@ -52,6 +57,7 @@ async def test_orders_arrive_in_their_order_and_a_try_again_has_the_same_uuid(mo
     await line.empty()
     assert [text for _, text, _ in line.sent] == ["a", "a", "a", "b"]
     assert len({uuid for _, _, uuid in line.sent}) == 2
+    assert line.arrived == ["a", "b"], "each is said once"
     assert not line.lost and not line.delivery._waiting
 
 

@@ -65,12 +65,21 @@ def test_addresses_of_ipv6(monkeypatch: pytest.MonkeyPatch, address: str) -> Non
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "1.2.3.4.5", "224.0.0.1", "a", "under_score", "-x-"])
-def test_a_clusterd_that_is_nowhere_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, address: str
-) -> None:
+def test_a_clusterd_that_is_nowhere_is_not_asked(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("MINDX_SERVER_IP", address)
-    assert prepared(dict(GOOD)).clusterd == ""
-    assert address in caplog.text
+    made = prepared(dict(GOOD))
+    assert made.clusterd == "" and address in made.no_clusterd
+    assert made.no_clusterd.startswith("MINDX_SERVER_IP: ")
+
+
+def test_a_clusterd_that_the_script_has_put_nowhere_is_not_asked() -> None:
+    made = prepared({**GOOD, "cluster_infos": {"ip": "0.0.0.0"}})
+    assert made.clusterd == "" and made.no_clusterd.startswith("cluster_infos: ")
+
+
+def test_a_job_without_clusterd_has_nothing_wrong_with_it() -> None:
+    made = prepared(dict(GOOD))
+    assert made.clusterd == made.no_clusterd == ""
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "224.0.0.1", "not an address"])

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from evertrain.taskd.worker import profiler as profiling
 from evertrain.taskd.worker import traces
 from evertrain.taskd.worker.marks import marks
 from evertrain.taskd.worker.profiler import Profiler
@@ -181,3 +182,54 @@ def test_steps_are_told_for_crash_reports(tmp_path: Path) -> None:
     end()
     train(1, tmp_path)
     assert steps == [1, 2, 3]
+
+
+def test_timings_of_mindspore_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    profiler = Profiler(3, "ms", 10)
+    for wanted in ((True, True), (True, False), (False, True)):
+        assert profiler.switch(*wanted) == profiler.state() == 1422
+    assert not marks.default and not marks.communication
+    assert "the timings can't be taken: there are none of MindSpore" in caplog.text
+    assert profiler.switch(False, False) == 1400
+    profiler.close()
+
+
+def test_a_torch_without_what_the_marks_need_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(torch.utils.data.dataloader, "_BaseDataLoaderIter")
+    profiler = Profiler(3, "pt", 10)
+    assert profiler.switch(True, False) == 1422
+    assert "it lacks torch.utils.data.dataloader._BaseDataLoaderIter: " in caplog.text
+    assert "timings of the loading of data can't be taken" in caplog.text
+    profiler.close()
+
+
+def test_while_timings_are_written_all_together_are_kept_within_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most once in so many seconds, since it looks at all files of all ranks."""
+    looks: list[int] = []
+    written: list[int] = []
+    many = threading.Event()
+
+    class Disk:
+        def __init__(self, rank: int, limit_mb: int) -> None:
+            assert (rank, limit_mb) == (3, 10)
+
+        def write(self, lines: list[str]) -> None:
+            written.append(len(lines))
+            if len(written) == 4:
+                profiler.switch(True, False)
+            if len(looks) == 2:
+                many.set()
+
+        def keep_limit(self) -> None:
+            looks.append(len(written))
+
+    monkeypatch.setattr(profiling, "Traces", Disk)
+    monkeypatch.setattr(profiling, "WRITE", 0.001)
+    monkeypatch.setattr(profiling, "CHECK", 0.003)
+    profiler = Profiler(3, "pt", 10)
+    profiler.start()
+    assert many.wait(90)
+    profiler.close()
+    assert looks[:2] == [4, 7], "not while nothing is written"

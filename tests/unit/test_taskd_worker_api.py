@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -119,7 +120,8 @@ def test_a_stress_test_with_an_operation_that_nobody_knows_is_not_begun(
 
     def order(ops: list[int]) -> None:
         params = json.dumps({"9": {"ops": ops}})
-        worker._obey(frames.body("ACTION", 205, "", {"stressTestUUID": "t", "StressTestRankOPStr": params}))
+        extension = {"stressTestUUID": "t", "StressTestRankOPStr": params}
+        worker._obey(frames.body("ACTION", 205, "", extension), time.monotonic())
 
     order([0, 7])
     assert (begun, said) == ([], []) and "unknown operations: [0, 7]" in caplog.text

@@ -28,7 +28,7 @@ class Agent:
     leaving: bool = False
     """Told to exit; a replacement will register."""
     gone: bool = False
-    """It has said that it exits: there is nobody to be told anything."""
+    """It has said that it exits, or could not be told to: there is nobody to be told anything."""
     ended: int | None = None
     """Its exit code, once it has said so."""
 
@@ -139,7 +139,13 @@ class Rescheduling:
 
     @property
     def all_succeeded(self) -> bool:
-        return bool(self.agents) and all(agent.ended == 0 for agent in self.agents.values())
+        """An agent that has left counts only if this manager has ordered another pod in its place: a job that goes on
+        smaller ends without it."""
+        awaited = {ordered.node for ordered in self._uncounted if ordered.back is None}
+        left = {agent.node for agent in self.agents.values() if agent.gone} - awaited
+        return len(left) < len(self.agents) and all(
+            agent.ended == 0 for agent in self.agents.values() if agent.node not in left
+        )
 
     @property
     def deadline(self) -> float | None:
