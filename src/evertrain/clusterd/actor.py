@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evertrain.clusterd.clock import SteadyClock
 from evertrain.clusterd.keep import Keeper, Record, changes_cluster
 from evertrain.clusterd.lanes import Lanes, comes_after
 from evertrain.clusterd.machines import Machine
@@ -94,7 +95,7 @@ class Actor:
         for, are those of all jobs."""
         self.job = job
         self.machine = machine
-        self._keeper, self._carry, self._over, self._clock = keeper, carry, over, clock
+        self._keeper, self._carry, self._over, self._clock = keeper, carry, over, SteadyClock(clock)
         self._items: deque[_Item] = deque()
         self._news = asyncio.Event()
         self._left = left.effects if left is not None else ()
@@ -170,7 +171,7 @@ class Actor:
         if self.order == about:
             self._listened = True
             return self._answering.subscribe(self._answers)
-        if self._missed.order != about or self._clock() > self._missed.until:
+        if self._missed.order != about or self._now() > self._missed.until:
             return None
         line = Everyone[str]().subscribe(self._missed.answers)
         self._missed = _Missed()
@@ -201,11 +202,21 @@ class Actor:
         finally:
             self._end()
 
+    def _now(self) -> float:
+        """A wall clock that is set takes the machine's deadlines along: set back, they would not come for as long; set
+        forward, they would all be over."""
+        by = self._clock.was_set()
+        if by:
+            logger.warning("job %s: the clock was set by %+.1f s", self.job.uid, by)
+            self.machine.clock_set(by)
+            self._ticked = None if self._ticked is None else self._ticked + by
+        return self._clock.now()
+
     async def _next(self) -> _Item:
         while not self._items:
             if await self._unsettled_is_due():
                 continue
-            deadline = self.machine.deadline
+            now, deadline = self._now(), self.machine.deadline
             if deadline is None and self._keeper.exists and self.machine.may_start_om():
                 try:
                     self._news.clear()
@@ -214,7 +225,7 @@ class Actor:
                     continue
                 except TimeoutError:
                     return _Item(JobSeen(self.job))
-            left = None if deadline is None else min(deadline - self._clock(), LONGEST_SLEEP)
+            left = None if deadline is None else min(deadline - now, LONGEST_SLEEP)
             if left is not None and left <= 0 and deadline != self._ticked:
                 self._ticked = deadline
                 return _Item(Tick())
@@ -231,11 +242,11 @@ class Actor:
 
     async def _unsettled_is_due(self) -> bool:
         """After a wait for it, unless something happens before."""
-        deadline = self.machine.deadline
+        now, deadline = self._now(), self.machine.deadline
         if self._unsettled is None:
             return False
         left = self._unsettled - asyncio.get_running_loop().time()
-        if deadline not in (None, self._ticked) and deadline - self._clock() < left:
+        if deadline not in (None, self._ticked) and deadline - now < left:
             return False
         self._news.clear()
         try:
@@ -263,7 +274,7 @@ class Actor:
             # What came between is for the one before, and this one is told all that it has to know now.
             self._signals.clear(LISTENER)
         try:
-            effects = self.machine.handle(event, self._clock())
+            effects = self.machine.handle(event, self._now())
         except Exception:
             # A defect: the other jobs, and the reports to come, must not suffer from it.
             logger.exception("job %s: %s in state %s", self.job.uid, type(event).__name__, self.machine.state)
@@ -373,7 +384,7 @@ class Actor:
     def _close_order(self) -> None:
         if self.order:
             if not self._listened:
-                self._missed = _Missed(self.order, tuple(self._answers), self._clock() + MISSED)
+                self._missed = _Missed(self.order, tuple(self._answers), self._now() + MISSED)
             self.order, self._unheard = "", None
             self._answers.clear()
             self._answering.end()
