@@ -25,6 +25,7 @@ from evertrain.clusterd.recover.events import (
     Event,
     Failed,
     FaultsSeen,
+    IsolateNode,
     JobSeen,
     NotifyNics,
     NotifyStress,
@@ -36,7 +37,9 @@ from evertrain.clusterd.recover.events import (
     SwitchNics,
     Tick,
     Unsubscribed,
+    WriteReset,
 )
+from evertrain.clusterd.reset import RESTART_ALL
 from evertrain.clusterd.services.ports import Unavailable
 from evertrain.clusterd.services.publisher import Everyone, Line, OneEach
 
@@ -50,8 +53,9 @@ AT_ONCE = 8
 LONGEST_SLEEP = 3600.0
 MOST_WAITING = 1000
 """Reports: while the API server is away none of them can be kept, and clients say them again and again."""
-AGAIN = 5.0
-"""Seconds until pods that could not be replaced are tried again."""
+AGAIN, MOST_AGAIN = 5.0, 60.0
+"""Seconds until what has to be done and could not be is tried again. Recoveries wait for pods, so these are tried as
+often as at first; all else ever more seldom."""
 SOON, LATEST = 0.5, 10.0
 """Seconds until what is done is no longer kept as to be done, and at most, where the API server is slow."""
 MISSED = 60.0
@@ -280,6 +284,7 @@ class Actor:
             logger.exception("job %s: %s in state %s", self.job.uid, type(event).__name__, self.machine.state)
             effects = []
         self._answers += [each.text for each in effects if isinstance(each, Answer)]
+        self._undone = [each for each in self._undone if not _is_pointless(each, effects)]
         await self._keep(effects)
         self._acknowledge(item, True)
         for effect in effects:
@@ -355,20 +360,27 @@ class Actor:
     async def _do_beside(self, effect: Effect) -> None:
         why = await self._carry(self.job, effect)
         if why and not isinstance(effect, PatchPod):  # without a label the recovery is what it is
+            self._failed(effect)
             self._append(_Item(Failed(effect, why)))
 
     def _failed(self, effect: Effect) -> None:
-        """Pods that have to go have to go: an API server that was away for a while must not cost a recovery."""
-        if isinstance(effect, ReplacePods):
+        """An API server that was away for a while must not cost a recovery its pods, leave the processes of a job that
+        is told to start them all again waiting, or give a node that must not be used to the next job."""
+        if isinstance(effect, ReplacePods | IsolateNode) or _restarts(effect):
             self._undone.append(effect)
-            self._background(self._until_replaced(effect))
+            self._background(self._until_done(effect))
 
-    async def _until_replaced(self, effect: ReplacePods) -> None:
+    async def _until_done(self, effect: Effect) -> None:
+        delay = AGAIN
         while True:
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(delay)
+            if not any(each is effect for each in self._undone):
+                return
             if not await self._carry(self.job, effect):
                 break
-        self._undone.remove(effect)
+            if not isinstance(effect, ReplacePods):
+                delay = min(MOST_AGAIN, 2 * delay)
+        self._undone = [each for each in self._undone if each is not effect]
         self._put_off()
         self._news.set()
 
@@ -408,3 +420,14 @@ class Actor:
         for line in (self._signals, self._nics, self._stress):
             line.end(LISTENER)
         self._answering.end()
+
+
+def _restarts(effect: Effect) -> bool:
+    return isinstance(effect, WriteReset) and effect.operation == RESTART_ALL
+
+
+def _is_pointless(undone: Effect, effects: Sequence[Effect]) -> bool:
+    """A recovery that has begun since leads all processes itself, and names ranks at fault in the same file."""
+    if not isinstance(undone, WriteReset):
+        return False
+    return any(isinstance(each, WriteReset) and each.recovery not in ("", undone.recovery) for each in effects)
