@@ -131,8 +131,13 @@ class FaultCentre:
 
     def manual_policy(self, text: str | None) -> None:
         """manually_separate_policy.conf; None: there is none."""
-        policy, wrong = read_policy(text) if text is not None else (Policy(), [])
+        policy: Policy | None = Policy()
+        wrong: list[str] = []
+        if text is not None:
+            policy, wrong = read_policy(text)
         self._complaints += wrong
+        if policy is None:
+            return
         self._dirty_nodes |= self._pipeline.manual.set_policy(policy)
         self._touch_troubled(set(self._cluster.nodes))
 
