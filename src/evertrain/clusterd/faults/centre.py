@@ -119,9 +119,17 @@ class FaultCentre:
         return wrong
 
     def public_config_map(self, name: str, text: str, now_ms: int) -> None:
-        """What a ConfigMap says of public faults. That one goes is no news."""
+        """What a ConfigMap says of public faults."""
         wrong, left_out = self._pipeline.public.config_map(name, text, self._cluster.serials.get, now_ms)
         self._complaints += [f"public faults in {name}: {each}" for each in (*left_out, wrong) if each]
+
+    def public_config_map_gone(self, name: str) -> None:
+        """That is no news of faults."""
+        self._pipeline.public.forget(name)
+
+    def public_config_maps(self, names: Collection[str]) -> None:
+        """These are all that there are."""
+        self._pipeline.public.retain(names)
 
     # What is set.
 
