@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -18,11 +18,13 @@ from evertrain.clusterd.recover.events import (
     Effect,
     Event,
     Failed,
+    IsolateNode,
     JobSeen,
     Note,
     ReplacePods,
     StopComplete,
     Subscribed,
+    WriteReset,
 )
 from evertrain.clusterd.services.ports import Unavailable
 from evertrain.kube.port import CONFIG_MAP, ApiError, Kind
@@ -40,9 +42,11 @@ class Scripted:
     def __init__(self, **answers: list[Effect]) -> None:
         self.heard: list[Event] = []
         self.answers = answers
+        self.hears: Callable[[Event], object] = lambda event: None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self.heard.append(event)
+        self.hears(event)
         return self.answers.get(type(event).__name__, [])
 
     def dump(self) -> bytes:
@@ -90,6 +94,57 @@ async def test_pods_that_can_not_be_replaced_now_are_replaced_later(monkeypatch:
         before = tries
         await asyncio.sleep(0.1)
         assert tries == before
+
+
+@pytest.mark.parametrize("effect", [WriteReset("restartAllProcess", recovery="R"), IsolateNode("node-1", "stress")])
+async def test_what_nobody_would_ask_for_again_is_tried_until_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, effect: Effect
+):
+    monkeypatch.setattr(actors, "AGAIN", 0.01)
+    kube, machine, away, done = FakeKube(), Scripted(StopComplete=[effect]), True, asyncio.Event()
+    failed = asyncio.Event()
+
+    async def carry(job: Job, each: Effect) -> str:
+        if not away:
+            done.set()
+        return "no route" if away else ""
+
+    machine.hears = lambda event: failed.set() if isinstance(event, Failed) else None
+    actor = Actor(JOB, machine, Keeper(kube, JOB), carry)
+    async with running(actor):
+        assert await actor.tell(StopComplete(0))
+        await failed.wait()
+        await actor.tell(Subscribed())
+        assert kept(kube) == (effect,)
+        away = False
+        await done.wait()
+        while kept(kube):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_restart_that_could_not_be_written_is_none_of_the_next_recovery(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(actors, "AGAIN", 0.01)
+    restart, fault = WriteReset("restartAllProcess", recovery="R"), WriteReset("fault", (1,), recovery="S")
+    kube, machine, done = FakeKube(), Scripted(StopComplete=[restart], Subscribed=[fault]), []
+    failed, told = asyncio.Event(), asyncio.Event()
+
+    async def carry(job: Job, each: Effect) -> str:
+        if told.is_set():
+            done.append(each)
+        return "no route" if each == restart and not told.is_set() else ""
+
+    machine.hears = lambda event: failed.set() if isinstance(event, Failed) else None
+    actor = Actor(JOB, machine, Keeper(kube, JOB), carry)
+    async with running(actor):
+        assert await actor.tell(StopComplete(0))
+        await failed.wait()
+        told.set()
+        await actor.tell(Subscribed())
+        while kept(kube):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # several times as long as a try is put off
+    assert restart not in done or done.index(restart) < done.index(fault)
+    assert done[-1] == fault
 
 
 async def test_what_was_left_and_can_not_be_done_is_told_the_machine_and_tried_again(monkeypatch: pytest.MonkeyPatch):

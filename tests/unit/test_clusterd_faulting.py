@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from evertrain.clusterd import faulting
 from evertrain.clusterd.faulting import Faults
+from evertrain.clusterd.faults import public
 from evertrain.clusterd.faults.centre import FaultCentre
 from evertrain.clusterd.observe import Observer
 from evertrain.kube.port import CONFIG_MAP, ApiError, Kind
@@ -107,3 +109,29 @@ async def test_what_administrators_put_beside_it_counts_without_a_restart(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_config_maps_of_public_faults_that_are_gone_are_forgotten():
+    kube, centre = FakeKube(), FaultCentre()
+    observer = Observer(kube)
+    faults = Faults(kube, centre, observer)
+    for name in ("one", "two"):
+        metadata = {"name": name, "namespace": "default", "labels": {public.LABEL: "true"}}
+        await kube.create(CONFIG_MAP, {"metadata": metadata, "data": {public.DATA_KEY: json.dumps(message(1))}})
+    watching = asyncio.ensure_future(observer.public.run())
+    try:
+        async with asyncio.timeout(60):
+            await observer.public.synced.wait()
+            await faults.start()
+            assert set(centre._pipeline.public.state.texts) == {"default/one", "default/two"}
+            kube.remove(CONFIG_MAP, "one")
+            while observer.public.get("one", "default") is not None:
+                await asyncio.sleep(0)
+            assert set(centre._pipeline.public.state.texts) == {"default/two"}
+        again = FaultCentre()
+        again.load(centre.dump())
+        await Faults(kube, again, Observer(kube)).start()  # it has gone, too, while nobody was here
+        assert not again._pipeline.public.state.texts
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)

@@ -185,7 +185,7 @@ def test_until_somebody_says_what_the_policy_is_what_was_isolated_stays_so() -> 
     assert world.look().manual == {}
 
 
-@pytest.mark.parametrize("policy", [None, "enabled: false", "enabled: 3"])
+@pytest.mark.parametrize("policy", [None, "enabled: false"])
 def test_without_a_policy_nothing_is_isolated(policy: str | None) -> None:
     world = world_with()
     comes(world, 0)
@@ -218,7 +218,25 @@ def test_policies(text: str, policy: Policy) -> None:
 ])  # fmt: skip
 def test_policies_that_cannot_be_used(text: str) -> None:
     policy, wrong = read_policy(text)
-    assert not policy.enabled and wrong
+    assert policy is None and wrong
+
+
+@pytest.mark.parametrize("text", ["enabled: 3", POLICY.replace("24", "24h"), "a: [", ""])
+def test_a_policy_that_cannot_be_used_changes_nothing(text: str) -> None:
+    world = world_with()
+    comes(world, 0)
+    comes(world, HOUR)
+    before = world.result.manual
+    world.centre.manual_policy(text)
+    world.look()
+    assert world.result.manual == before != {}
+    assert any("the policy before stays in force" in each for each in world.result.complaints)
+    comes(world, 2 * HOUR, number=1)
+    comes(world, 3 * HOUR, number=1)
+    assert "Ascend910-1" in world.result.manual["n0"], "chips are isolated as before"
+    world.restart()
+    world.centre.manual_policy(text)
+    assert set(world.look().manual) == {"n0"}, "nor does it after a restart"
 
 
 def test_never_released_by_time() -> None:

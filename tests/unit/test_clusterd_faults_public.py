@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import uuid
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evertrain.clusterd.faulting import MEMORY_LARGEST, _packed
+from evertrain.clusterd.faults import public
 from evertrain.clusterd.faults.inputs import KubeNode
 from evertrain.clusterd.faults.public import MOST_DETAILS, PublicFaults
 from evertrain.clusterd.faults.public_check import EARLIEST_MS, Refused, check
@@ -146,6 +149,31 @@ def test_public_faults_survive_a_restart_and_their_config_maps_are_not_read_twic
     assert [fault.rank for fault in world.ranks()] == [1]
     world.centre.public_config_map("ns/cm", "{", world.now)
     assert world.look().complaints
+
+
+def test_what_is_remembered_of_config_maps_is_bounded_and_ends_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public, "MOST_TEXTS", 3)
+    world = World(make_job())
+    texts = world.centre._pipeline.public.state.texts
+    for number in range(3):
+        world.centre.public_config_map(f"ns/{number}", json.dumps(message(id=f"fault-{number:05}")), world.now)
+    world.centre.public_config_map("ns/0", json.dumps(message(id="fault-00009")), world.now)
+    world.centre.public_config_map("ns/3", json.dumps(message(id="fault-00003")), world.now)
+    assert list(texts) == ["ns/2", "ns/0", "ns/3"], "the oldest word is forgotten first"
+    world.centre.public_config_map_gone("ns/0")
+    world.centre.public_config_map_gone("ns/unknown")
+    world.look()
+    assert list(texts) == ["ns/2", "ns/3"] and len(world.ranks()) == 1, "what it said stays"
+    world.restart()
+    world.centre.public_config_maps({"ns/3", "ns/4"})
+    assert list(world.centre._pipeline.public.state.texts) == ["ns/3"]
+
+
+def test_what_is_remembered_of_config_maps_leaves_room_for_faults() -> None:
+    world = World()
+    for number in range(public.MOST_TEXTS + 10):
+        world.centre.public_config_map(f"mindx-dl/public-fault-{uuid.UUID(int=number * 7**40)}", "{", world.now)
+    assert len(_packed(world.centre.dump())) < MEMORY_LARGEST / 3
 
 
 def test_statistics() -> None:

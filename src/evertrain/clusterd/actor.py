@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evertrain.clusterd.clock import SteadyClock
 from evertrain.clusterd.keep import Keeper, Record, changes_cluster
 from evertrain.clusterd.lanes import Lanes, comes_after
 from evertrain.clusterd.machines import Machine
@@ -24,6 +25,7 @@ from evertrain.clusterd.recover.events import (
     Event,
     Failed,
     FaultsSeen,
+    IsolateNode,
     JobSeen,
     NotifyNics,
     NotifyStress,
@@ -35,7 +37,9 @@ from evertrain.clusterd.recover.events import (
     SwitchNics,
     Tick,
     Unsubscribed,
+    WriteReset,
 )
+from evertrain.clusterd.reset import RESTART_ALL
 from evertrain.clusterd.services.ports import Unavailable
 from evertrain.clusterd.services.publisher import Everyone, Line, OneEach
 
@@ -49,8 +53,9 @@ AT_ONCE = 8
 LONGEST_SLEEP = 3600.0
 MOST_WAITING = 1000
 """Reports: while the API server is away none of them can be kept, and clients say them again and again."""
-AGAIN = 5.0
-"""Seconds until pods that could not be replaced are tried again."""
+AGAIN, MOST_AGAIN = 5.0, 60.0
+"""Seconds until what has to be done and could not be is tried again. Recoveries wait for pods, so these are tried as
+often as at first; all else ever more seldom."""
 SOON, LATEST = 0.5, 10.0
 """Seconds until what is done is no longer kept as to be done, and at most, where the API server is slow."""
 MISSED = 60.0
@@ -94,7 +99,7 @@ class Actor:
         for, are those of all jobs."""
         self.job = job
         self.machine = machine
-        self._keeper, self._carry, self._over, self._clock = keeper, carry, over, clock
+        self._keeper, self._carry, self._over, self._clock = keeper, carry, over, SteadyClock(clock)
         self._items: deque[_Item] = deque()
         self._news = asyncio.Event()
         self._left = left.effects if left is not None else ()
@@ -170,7 +175,7 @@ class Actor:
         if self.order == about:
             self._listened = True
             return self._answering.subscribe(self._answers)
-        if self._missed.order != about or self._clock() > self._missed.until:
+        if self._missed.order != about or self._now() > self._missed.until:
             return None
         line = Everyone[str]().subscribe(self._missed.answers)
         self._missed = _Missed()
@@ -201,11 +206,21 @@ class Actor:
         finally:
             self._end()
 
+    def _now(self) -> float:
+        """A wall clock that is set takes the machine's deadlines along: set back, they would not come for as long; set
+        forward, they would all be over."""
+        by = self._clock.was_set()
+        if by:
+            logger.warning("job %s: the clock was set by %+.1f s", self.job.uid, by)
+            self.machine.clock_set(by)
+            self._ticked = None if self._ticked is None else self._ticked + by
+        return self._clock.now()
+
     async def _next(self) -> _Item:
         while not self._items:
             if await self._unsettled_is_due():
                 continue
-            deadline = self.machine.deadline
+            now, deadline = self._now(), self.machine.deadline
             if deadline is None and self._keeper.exists and self.machine.may_start_om():
                 try:
                     self._news.clear()
@@ -214,7 +229,7 @@ class Actor:
                     continue
                 except TimeoutError:
                     return _Item(JobSeen(self.job))
-            left = None if deadline is None else min(deadline - self._clock(), LONGEST_SLEEP)
+            left = None if deadline is None else min(deadline - now, LONGEST_SLEEP)
             if left is not None and left <= 0 and deadline != self._ticked:
                 self._ticked = deadline
                 return _Item(Tick())
@@ -231,11 +246,11 @@ class Actor:
 
     async def _unsettled_is_due(self) -> bool:
         """After a wait for it, unless something happens before."""
-        deadline = self.machine.deadline
+        now, deadline = self._now(), self.machine.deadline
         if self._unsettled is None:
             return False
         left = self._unsettled - asyncio.get_running_loop().time()
-        if deadline not in (None, self._ticked) and deadline - self._clock() < left:
+        if deadline not in (None, self._ticked) and deadline - now < left:
             return False
         self._news.clear()
         try:
@@ -263,12 +278,13 @@ class Actor:
             # What came between is for the one before, and this one is told all that it has to know now.
             self._signals.clear(LISTENER)
         try:
-            effects = self.machine.handle(event, self._clock())
+            effects = self.machine.handle(event, self._now())
         except Exception:
             # A defect: the other jobs, and the reports to come, must not suffer from it.
             logger.exception("job %s: %s in state %s", self.job.uid, type(event).__name__, self.machine.state)
             effects = []
         self._answers += [each.text for each in effects if isinstance(each, Answer)]
+        self._undone = [each for each in self._undone if not _is_pointless(each, effects)]
         await self._keep(effects)
         self._acknowledge(item, True)
         for effect in effects:
@@ -344,20 +360,27 @@ class Actor:
     async def _do_beside(self, effect: Effect) -> None:
         why = await self._carry(self.job, effect)
         if why and not isinstance(effect, PatchPod):  # without a label the recovery is what it is
+            self._failed(effect)
             self._append(_Item(Failed(effect, why)))
 
     def _failed(self, effect: Effect) -> None:
-        """Pods that have to go have to go: an API server that was away for a while must not cost a recovery."""
-        if isinstance(effect, ReplacePods):
+        """An API server that was away for a while must not cost a recovery its pods, leave the processes of a job that
+        is told to start them all again waiting, or give a node that must not be used to the next job."""
+        if isinstance(effect, ReplacePods | IsolateNode) or _restarts(effect):
             self._undone.append(effect)
-            self._background(self._until_replaced(effect))
+            self._background(self._until_done(effect))
 
-    async def _until_replaced(self, effect: ReplacePods) -> None:
+    async def _until_done(self, effect: Effect) -> None:
+        delay = AGAIN
         while True:
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(delay)
+            if not any(each is effect for each in self._undone):
+                return
             if not await self._carry(self.job, effect):
                 break
-        self._undone.remove(effect)
+            if not isinstance(effect, ReplacePods):
+                delay = min(MOST_AGAIN, 2 * delay)
+        self._undone = [each for each in self._undone if each is not effect]
         self._put_off()
         self._news.set()
 
@@ -373,7 +396,7 @@ class Actor:
     def _close_order(self) -> None:
         if self.order:
             if not self._listened:
-                self._missed = _Missed(self.order, tuple(self._answers), self._clock() + MISSED)
+                self._missed = _Missed(self.order, tuple(self._answers), self._now() + MISSED)
             self.order, self._unheard = "", None
             self._answers.clear()
             self._answering.end()
@@ -397,3 +420,14 @@ class Actor:
         for line in (self._signals, self._nics, self._stress):
             line.end(LISTENER)
         self._answering.end()
+
+
+def _restarts(effect: Effect) -> bool:
+    return isinstance(effect, WriteReset) and effect.operation == RESTART_ALL
+
+
+def _is_pointless(undone: Effect, effects: Sequence[Effect]) -> bool:
+    """A recovery that has begun since leads all processes itself, and names ranks at fault in the same file."""
+    if not isinstance(undone, WriteReset):
+        return False
+    return any(isinstance(each, WriteReset) and each.recovery not in ("", undone.recovery) for each in effects)

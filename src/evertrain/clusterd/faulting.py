@@ -153,6 +153,8 @@ class Faults:
         self._read_files()
         names = [item["metadata"]["name"] for item in await self._written_before()]
         self._info.found(names)
+        there = {f"{item['metadata'].get('namespace')}/{item['metadata']['name']}" for item in observer.public}
+        centre.public_config_maps(there)
         for item in (*observer.news, *observer.public):
             self._config_map(None, item)
         policy, listed = (observer.settings.get(name, SYSTEM) for name in (manual.CONFIG_MAP, manual.INFO_CONFIG_MAP))
@@ -236,6 +238,8 @@ class Faults:
         elif (metadata.get("labels") or {}).get(public.LABEL) == "true":
             if data is not None and public.DATA_KEY in data:
                 self._centre.public_config_map(f"{namespace}/{name}", data[public.DATA_KEY], self._now_ms())
+            elif data is None:
+                self._centre.public_config_map_gone(f"{namespace}/{name}")
         elif (namespace, name) == (SYSTEM, manual.CONFIG_MAP):
             self._centre.manual_policy(None if data is None else data.get(manual.POLICY_KEY))
         elif (namespace, name) == (SYSTEM, manual.INFO_CONFIG_MAP):

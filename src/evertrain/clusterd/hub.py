@@ -18,12 +18,13 @@ from evertrain.clusterd.effects import Carrier, Notes, Replaces
 from evertrain.clusterd.faulting import Faults
 from evertrain.clusterd.jobinfo import JobInfos
 from evertrain.clusterd.jobs.table import Table, same_places
+from evertrain.clusterd.labels import Labels
 from evertrain.clusterd.machines import MakeMachine
 from evertrain.clusterd.model import Job, JobFaults
 from evertrain.clusterd.observe import Observer
 from evertrain.clusterd.publish import Publisher
 from evertrain.clusterd.ranktables import RankTables
-from evertrain.clusterd.recover.events import NotifyNics, NotifyStress, PatchPod, Signal
+from evertrain.clusterd.recover.events import NotifyNics, NotifyStress, Signal
 from evertrain.clusterd.recover.names import FAULT_TYPE, SUB_HEALTH, VOLCANO
 from evertrain.clusterd.recoveries import PATIENCE, Recoveries
 from evertrain.clusterd.services import replies
@@ -63,8 +64,7 @@ class Hub:
         self._carrier = Carrier(kube, rescheduler, timeline, observer.switches.get)
         self._job_infos = JobInfos(self._publisher, faults, observer.settings, clock)
         self._recoveries = Recoveries(kube, machine, self._carrier, faults, self._job_infos, clock)
-        self._labelled: dict[str, str] = {}
-        """What pods are labelled with because of related faults, by uid."""
+        self._labels = Labels(self._carrier.carry)
         self._table = Table()
         self._summaries = Summaries(self._publisher, observer.nodes, clock)
         self._traces = traces.Traces(kube, observer.switches)
@@ -73,7 +73,6 @@ class Hub:
         self._news = asyncio.Event()
         self._by_service: dict[str, set[str]] = {}
         """Jobs by their label jobID: those of an inference service share one."""
-        self._tasks: asyncio.TaskGroup | None = None
         self.ready = asyncio.Event()
         """Set once all is known, and everybody may ask."""
 
@@ -99,7 +98,6 @@ class Hub:
         self.observer.listen(self._job_changed)
         self._faults.listen(self._recoveries.faults_changed, self._labels_changed)
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
             caches = await self.observer.caches()
             for cache in caches:
                 tasks.create_task(cache.run())
@@ -118,6 +116,7 @@ class Hub:
             await self._summaries.tidy(self._kube, self._table.jobs)
             tasks.create_task(self._looking())
             tasks.create_task(self._faults.run())
+            tasks.create_task(self._labels.run())
             tasks.create_task(self._publisher.run())
             tasks.create_task(self._summaries.run())
             tasks.create_task(self._rescheduler.run())
@@ -184,25 +183,16 @@ class Hub:
     # Faults.
 
     def _labels_changed(self, labels: Mapping[str, str]) -> None:
-        """Of pods that related faults have hit: Volcano reads them."""
-        assert self._tasks is not None
-        before, self._labelled = self._labelled, dict(labels)
-        changed = {uid: labels.get(uid) for uid in {*before, *labels} if before.get(uid) != labels.get(uid)}
-        for job in self._table.jobs.values():
-            for pod in job.pods.values():
-                if pod.uid in changed:
-                    patch = PatchPod(pod.name, pod.uid, labels={FAULT_TYPE: changed[pod.uid]})
-                    self._tasks.create_task(self._carrier.carry(job, patch))
+        self._labels.want(labels, self._table.jobs.values())
 
     def _labels_found(self) -> None:
         """SubHealth that a ClusterD before us has written, of faults that may be over since; but not for a hot switch.
         (Separate stays with the pod.)"""
-        wanted = dict(self._labelled)
         for job in self._table.jobs.values():
             for pod in job.pods.values():
                 if pod.labels.get(FAULT_TYPE) == SUB_HEALTH and VOLCANO not in pod.annotations:
-                    self._labelled.setdefault(pod.uid, SUB_HEALTH)
-        self._labels_changed(wanted)
+                    self._labels.found(pod.uid, SUB_HEALTH)
+        self._labels_changed(self._labels.wanted)
 
     # What services ask for: recovery.
 

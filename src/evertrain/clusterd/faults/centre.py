@@ -119,9 +119,17 @@ class FaultCentre:
         return wrong
 
     def public_config_map(self, name: str, text: str, now_ms: int) -> None:
-        """What a ConfigMap says of public faults. That one goes is no news."""
+        """What a ConfigMap says of public faults."""
         wrong, left_out = self._pipeline.public.config_map(name, text, self._cluster.serials.get, now_ms)
         self._complaints += [f"public faults in {name}: {each}" for each in (*left_out, wrong) if each]
+
+    def public_config_map_gone(self, name: str) -> None:
+        """That is no news of faults."""
+        self._pipeline.public.forget(name)
+
+    def public_config_maps(self, names: Collection[str]) -> None:
+        """These are all that there are."""
+        self._pipeline.public.retain(names)
 
     # What is set.
 
@@ -131,8 +139,13 @@ class FaultCentre:
 
     def manual_policy(self, text: str | None) -> None:
         """manually_separate_policy.conf; None: there is none."""
-        policy, wrong = read_policy(text) if text is not None else (Policy(), [])
+        policy: Policy | None = Policy()
+        wrong: list[str] = []
+        if text is not None:
+            policy, wrong = read_policy(text)
         self._complaints += wrong
+        if policy is None:
+            return
         self._dirty_nodes |= self._pipeline.manual.set_policy(policy)
         self._touch_troubled(set(self._cluster.nodes))
 

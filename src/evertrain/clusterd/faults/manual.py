@@ -20,6 +20,7 @@ from evertrain.wire.faultinfo import ChipFault, Int64, go_json
 
 CONFIG_MAP, POLICY_KEY = "clusterd-config-cm", "manually_separate_policy.conf"
 INFO_CONFIG_MAP = "clusterd-manual-info-cm"
+KEPT = "the policy before stays in force"
 SETTLE_MS = 30_000
 HOUR_MS = 3_600_000
 
@@ -33,17 +34,18 @@ class Policy:
     """Without the fault, after which a chip is released; -1: never."""
 
 
-def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """What the ConfigMap says, and what is wrong with it: then nothing is isolated."""
+def read_policy(text: str) -> tuple[Policy | None, list[str]]:
+    """What the ConfigMap says, or what is wrong with it. A typo must not put every isolated chip back to work: what
+    can't be used changes nothing."""
     try:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return Policy(), [f"{POLICY_KEY} can't be read: {error}"]
+        return None, [f"{POLICY_KEY} can't be read, {KEPT}: {error}"]
     if not isinstance(found, dict):
-        return Policy(), [f"{POLICY_KEY} is no mapping"]
+        return None, [f"{POLICY_KEY} is no mapping, {KEPT}"]
     separate, release = found.get("separate") or {}, found.get("release") or {}
     if not isinstance(separate, dict) or not isinstance(release, dict):
-        return Policy(), [f"{POLICY_KEY}: separate and release must be mappings"]
+        return None, [f"{POLICY_KEY}: separate and release must be mappings; {KEPT}"]
     window, threshold = separate.get("fault_window_hours", 24), separate.get("fault_threshold", 3)
     free = release.get("fault_free_hours", 48)
     wrong = [text for good, text in (
@@ -53,7 +55,7 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
         (_within(free, 1, 240) or free == -1, "release.fault_free_hours must be 1 to 240, or -1"),
     ) if not good]  # fmt: skip
     if wrong:
-        return Policy(), [f"{POLICY_KEY}: {each}" for each in wrong]
+        return None, [f"{POLICY_KEY}: {each}; {KEPT}" for each in wrong]
     return Policy(found.get("enabled", False), window, threshold, free), []
 
 

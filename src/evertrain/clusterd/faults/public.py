@@ -7,6 +7,8 @@ occurs once, go after that time. A recovery that comes before its fault waits 5 
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Collection
 
 import msgspec
 
@@ -22,7 +24,9 @@ MOST_DETAILS = 4_500
 """More are only counted in the statistics."""
 MOST_STATISTICS = 900 * 1024
 """Bytes of them that go into a ConfigMap."""
-MOST_TEXTS = 10_000
+MOST_TEXTS, DIGEST = 5_000, 16
+"""ConfigMaps whose text is remembered, and hex digits of each: with names of 50 characters 0.2 MiB of what is kept,
+which has room for less than 1 MiB. Of more the oldest would be read once more after a restart."""
 STATISTICS = "statistic-fault-info"
 STATISTICS_LABELS = {"mc-statistic-fault": "true"}
 
@@ -52,7 +56,8 @@ class State(msgspec.Struct):
     """By node, then resource and id."""
     early: list[Recovery] = []
     texts: dict[str, str] = {}
-    """Digests of ConfigMaps that were read, so that they are not taken for news after a restart."""
+    """Digests of ConfigMaps that were read and are there, so that they are not taken for news after a restart. The one
+    that changed last is the last."""
 
 
 class PublicFaults:
@@ -80,16 +85,29 @@ class PublicFaults:
 
     def config_map(self, name: str, text: str, node_of: NodeOf, now: int) -> tuple[str, tuple[str, ...]]:
         """As it is published in one. The same text again is no news."""
-        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST]
         if self.state.texts.get(name) == digest:
             return "", ()
-        if len(self.state.texts) < MOST_TEXTS or name in self.state.texts:
-            self.state.texts[name] = digest
+        self.state.texts.pop(name, None)
+        self.state.texts[name] = digest
+        self._forget_oldest()
         try:
             message = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             return f"it can't be read: {error}", ()
         return self.receive(message, node_of, now)
+
+    def forget(self, name: str) -> None:
+        """A ConfigMap that is gone: some make a new one for each message. What it said stays."""
+        self.state.texts.pop(name, None)
+
+    def retain(self, names: Collection[str]) -> None:
+        self.state.texts = {name: digest for name, digest in self.state.texts.items() if name in names}
+
+    def _forget_oldest(self) -> None:
+        texts = self.state.texts
+        for name in list(itertools.islice(texts, max(0, len(texts) - MOST_TEXTS))):
+            del texts[name]
 
     def advance(self, now: int) -> None:
         """What time alone changes."""
@@ -114,6 +132,8 @@ class PublicFaults:
 
     def load(self, state: State) -> None:
         self.state = state
+        state.texts = {name: digest[:DIGEST] for name, digest in state.texts.items()}
+        self._forget_oldest()
         self.count = sum(map(len, state.nodes.values()))
         self._ends = {(node, key): entry.ends for node, entries in state.nodes.items()
                       for key, entry in entries.items() if entry.ends is not None}  # fmt: skip

@@ -51,17 +51,24 @@ class Core:
 
     # Time.
 
+    def clock_set(self, by: float) -> None:
+        """All that is counted from a time goes along."""
+        data = self.data
+        for name in ("until", "not_before", "lonely", "deserted", "label_at", "schedule_until"):
+            at = getattr(data, name)
+            setattr(data, name, at + by if at is not None else None)
+        data.fault_at += by if data.fault_at else 0.0
+        for fresh in data.fresh.values():
+            fresh.born += by
+        self._cured = {rank: at + by for rank, at in self._cured.items()}
+        data.clock += by
+        self.now = data.clock
+
     def _set_clock(self, now: float) -> None:
-        """A clock that was set back takes the deadlines along."""
-        data, last = self.data, self.data.clock
-        if now < last:
-            back = last - now
-            for name in ("until", "not_before", "lonely", "deserted", "label_at", "schedule_until"):
-                at = getattr(data, name)
-                setattr(data, name, at - back if at is not None else None)
-            data.fault_at -= back
-            for fresh in data.fresh.values():
-                fresh.born -= back
+        """One that goes back, since another ClusterD kept its time, was set or is that of another machine."""
+        data = self.data
+        if now < data.clock:
+            self.clock_set(now - data.clock)
         if self._resumed:
             least = now + timing.RESUMED
             data.until = max(data.until, least) if data.until is not None else None
