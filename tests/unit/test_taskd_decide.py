@@ -449,6 +449,14 @@ def test_signs_of_life_repeat_no_fault_that_is_known_or_mended() -> None:
     assert sign(mind, 1, [2, 3], 4) == [], "it leaves"
 
 
+def test_what_an_agent_has_said_before_is_not_said_again_of_the_processes_of_its_backup() -> None:
+    mind = job(restarts=5)
+    assert fault(mind, 1, [3], 5) == ["controller: process_ended {3: 1}"]
+    mind.heard(AGENTS[1], frames.body("REGISTER", 0, "", {frames.AGENT_ID: "backup"}), 1.0)
+    assert sign(mind, 1, [3]) == []
+    assert sign(mind, 1, [2], AGENT_ID="backup") == ["controller: process_ended {2: 1}"]
+
+
 def test_where_pods_are_the_unit_a_sign_of_life_with_a_fault_replaces_the_pod_once() -> None:
     mind = job(recovers=False, restarts=5)
     restart = ["agent 1: 203", "agent 0: 208 4", "agent 2: 208 4", "controller: restart_controller"]
