@@ -106,7 +106,7 @@ async def test_all_start_again_and_then_exit_on_order(tmp_path: Path) -> None:
         second = await pod.launcher.pids(2, 3, count=2)
         assert not any(alive(pid) for pid in first.values())
         os.kill(second[2], signal.SIGKILL)
-        assert faults(await pod.hear())[:2] == (202, [2])
+        assert faults(await pod.hear()) == (202, [2], 0), "it is known to be a fault of after that restart"
         await pod.order(209, '["2"]')
         assert (await pod.launcher.life(2, 3))[1] == "worker"
         await pod.order(208, "0")

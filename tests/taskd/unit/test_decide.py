@@ -225,6 +225,18 @@ def test_a_fault_on_another_node_replaces_its_pod_and_restarts_the_others() -> N
     ]
 
 
+def test_agents_of_mindspore_restart_as_often_as_it_takes() -> None:
+    """They say that they have one restart, and go on when there is none."""
+    mind = job(recovers=False, restarts=1)
+    for left in (1, 0, -1, -2):
+        (leaves, *others) = fault(mind, 1, [2], left)
+        assert leaves == "agent 1: 203" and others[0] == f"agent 0: 208 {left - 1}"
+        if left != -1:  # as those say who don't know
+            assert fault(mind, 2, [4], left) == [], "it has crossed the restart"
+        register(mind, 1, 1.0)
+        assert start(mind, 1, 1) == [f"agent 1: 210 {left - 1}"]
+
+
 def test_when_no_restart_is_left_all_agents_hear_it() -> None:
     mind = job(recovers=False, restarts=0)
     assert "agent 0: 208 -1" in fault(mind, 1, [2], 0)
@@ -435,6 +447,14 @@ def test_signs_of_life_repeat_no_fault_that_is_known_or_mended() -> None:
     assert sign(mind, 1, [3]) == [], "it has crossed a restart of all"
     mind.signal(signal("globalFault", "fault_nodes_exit", nodes=(1,)))
     assert sign(mind, 1, [2, 3], 4) == [], "it leaves"
+
+
+def test_what_an_agent_has_said_before_is_not_said_again_of_the_processes_of_its_backup() -> None:
+    mind = job(restarts=5)
+    assert fault(mind, 1, [3], 5) == ["controller: process_ended {3: 1}"]
+    mind.heard(AGENTS[1], frames.body("REGISTER", 0, "", {frames.AGENT_ID: "backup"}), 1.0)
+    assert sign(mind, 1, [3]) == []
+    assert sign(mind, 1, [2], AGENT_ID="backup") == ["controller: process_ended {2: 1}"]
 
 
 def test_where_pods_are_the_unit_a_sign_of_life_with_a_fault_replaces_the_pod_once() -> None:

@@ -153,10 +153,13 @@ class Decisions:
         return [*self._learn(node, body, report.restart_times, inherited), *self._missed(node, body, report, now)]
 
     def _missed(self, node: int, body: Body, report: FaultReport, now: float) -> list[Order]:
+        """What has failed by a sign of life, if the report of it has never come."""
         told = self._told.get(node, {})
         if all(told.get(rank) == report.restart_times for rank in report.fault_ranks):
             return []
-        return [] if self._is_old(node, body) or self.pods.crossed(report) else self._faults(node, body, now)
+        if not self._has_the_place(node, body) or self._is_old(node, body) or self.pods.crossed(report):
+            return []
+        return self._faults(node, body, now)
 
     def _learn(self, node: int, body: Body, left: int, inherited: bool) -> list[Order]:
         if left < 0:
@@ -228,7 +231,7 @@ class Decisions:
         self._types |= types
         log.info("agent %d: faults of ranks %s %s", node, report.fault_ranks, f"of types {types}" if types else "")
         orders = self.pods.reported(node, report, now)
-        if not report.fault_ranks and (body.extension or {}).get(frames.AGENT_ID, "") == self._ids.get(node):
+        if not report.fault_ranks and self._has_the_place(node, body):
             orders += self._gone(node)
         if node == 0 and self.pods.agents[0].gone:
             pod_ends = "the agent of the first pod exits, and with it the pod: the cluster restarts the job"
@@ -239,6 +242,10 @@ class Decisions:
                 ends, most = frames.process_ends(body.extension), frames.max_restarts(body.extension)
                 self._tell_ended(Ended(tuple(report.fault_ranks), ends, most, report.restart_times))
         return orders
+
+    def _has_the_place(self, node: int, body: Body) -> bool:
+        """It is said by the agent that has registered last, not by one that a backup stands in for."""
+        return (body.extension or {}).get(frames.AGENT_ID, "") == self._ids.get(node, "")
 
     def _is_old(self, node: int, body: Body) -> bool:
         """The report has crossed the order that has these processes replaced: it is not about those that follow."""

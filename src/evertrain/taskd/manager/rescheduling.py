@@ -15,6 +15,8 @@ from evertrain.taskd.manager import orders as o
 from evertrain.taskd.manager.orders import Order, ToController
 
 DEFAULT_RESTARTS = 32767
+UNKNOWN = -1
+"""What an agent that is not ours says about restarts. Those of MindSpore may be less: they have as many as needed."""
 PATIENCE = 25 * 60.0
 """Seconds in which a fault on node 0 has to be dealt with before the job is given up."""
 
@@ -88,7 +90,7 @@ class Rescheduling:
 
     def crossed(self, report: FaultReport) -> bool:
         """The fault happened before the restart that its agent has been told of meanwhile."""
-        return report.restart_times >= 0 and self.restarts is not None and report.restart_times > self.restarts
+        return report.restart_times != UNKNOWN and self.restarts is not None and report.restart_times > self.restarts
 
     def is_gone(self, node: int) -> bool:
         return node in self.agents and self.agents[node].gone
