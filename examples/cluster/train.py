@@ -8,6 +8,7 @@ gradients over gloo, so that all end with the same weights.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import multiprocessing
 import multiprocessing.connection
@@ -54,6 +55,8 @@ def train(local_rank: int, processes: int, arguments: argparse.Namespace) -> Non
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    faulthandler.enable()  # a crash says where it was
+
     # In a job of several pods RANK is the number of the pod.
     rank = int(os.environ["RANK"]) * processes + local_rank
     world_size = int(os.environ["WORLD_SIZE"])
@@ -89,6 +92,8 @@ def train(local_rank: int, processes: int, arguments: argparse.Namespace) -> Non
     print(f"rank {rank}/{world_size} done, weights {digest}", flush=True)
     if rank == 0:
         torch.save(model.module.state_dict(), arguments.output / "weights.pt")
+    dist.barrier()  # nobody's connections end while another one still writes
+    del model  # it holds the group, and with it threads that must not meet the end of the interpreter
     dist.destroy_process_group()
 
 
