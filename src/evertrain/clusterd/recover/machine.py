@@ -145,6 +145,7 @@ class Recovery(Maintenance):
         else:
             for signal in data.sent:
                 self._do(signal)
+            data.unheard = False
             data.returned = data.state != n.INIT
             if data.state in (n.RESCHEDULING, n.FAULT_RETRY):
                 data.not_before = self.now + timing.TOLD
