@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # What is run how, and what happens when something fails: tools/testing. With ARGS it is pytest with these.
 SUITE = $(BIN)/python -m $(if $(ARGS),pytest -m $(1) $(ARGS),tools.testing $@)
 
-test: lint ## what decides about a change: the checkers, and tests of every part (ARGS='tests/unit -k plan')
+test: lint ## what decides about a change: the checkers, and tests of every part (ARGS=tests/clusterd, ARGS='tests/mindio -k plan')
 	$(call SUITE,"not matrix and not exhaustive and not kubernetes")
 
 test-matrix: $(VENV)/.ready-to-test ## whole jobs: every fault kind in every phase, every strategy, every flow
@@ -48,7 +48,7 @@ KUBERNETES_TESTS := $(BIN)/python -m pytest -m 'kubernetes or not kubernetes' \
 
 test-kubernetes: $(VENV)/.ready-to-test ## on a real Kubernetes, made from Debian's sources the first time (root, Debian 12), or KUBECONFIG's
 ifeq ($(KUBECONFIG),)
-	PYTHONPATH=tests $(BIN)/python -m kubernetes_cluster -- $(KUBERNETES_TESTS)
+	$(BIN)/python -m tests.kubernetes_cluster -- $(KUBERNETES_TESTS)
 else
 	$(KUBERNETES_TESTS)
 endif
@@ -90,7 +90,7 @@ bench-chain: $(VENV)/.ready-to-test ## recovery of an AscendJob that ClusterD le
 	$(BIN)/python -m bench.chain $(ARGS)
 
 bench-kubernetes: $(VENV)/.ready-to-test ## 500 AscendJobs of 8 pods on a real API server without kubelets (ARGS=--quick)
-	PYTHONPATH=tests $(BIN)/python -m kubernetes_cluster --nodes 0 -- $(BIN)/python -m bench.kubernetes $(ARGS)
+	$(BIN)/python -m tests.kubernetes_cluster --nodes 0 -- $(BIN)/python -m bench.kubernetes $(ARGS)
 
 soak: $(VENV)/.ready-to-test ## one job under many faults of all kinds (FAULTS=100 SEED=1)
 	$(BIN)/python -m bench.soak --faults $(FAULTS) --seed $(SEED) $(ARGS)

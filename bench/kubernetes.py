@@ -2,9 +2,9 @@
 
     make bench-kubernetes [ARGS=--quick]
 
-A real etcd, API server, controller manager and scheduler (`python -m kubernetes_cluster --nodes 0`), nodes that are
-only objects, and an operator in a process of its own. Time is from the first job that is given to it until the last pod
-is there, and until the last one has a node; what the operator asks for is counted by the API server itself.
+A real etcd, API server, controller manager and scheduler (`python -m tests.kubernetes_cluster --nodes 0`), nodes that
+are only objects, and an operator in a process of its own. Time is from the first job that is given to it until the last
+pod is there, and until the last one has a node; what the operator asks for is counted by the API server itself.
 """
 
 from __future__ import annotations

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-import once
-import ports
-import requests_asked
-from keeper import kept
-from leftovers import TEST_ID, Leftovers, mark
+from tests import once, ports, requests_asked
+from tests.embedded.up import Up, small_job
+from tests.keeper import kept
+from tests.leftovers import TEST_ID, Leftovers, mark
+
+LIMIT = 600
+"""Seconds for a test with whole jobs, some of which other jobs share the cores with."""
 
 # The tests share few cores with the processes they start. And some fork: a child of a process in which OpenMP has run
 # with several threads hangs in its first parallel region.
@@ -41,6 +43,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "e2e" in item.path.parts and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -106,3 +114,25 @@ def no_leftovers(_kept: None) -> Iterator[None]:
 def _no_leftovers_of_real_processes(request: pytest.FixtureRequest) -> None:
     if {"integration", "e2e"} & set(request.path.parts):
         request.getfixturevalue("no_leftovers")
+
+
+@pytest.fixture
+def up(shared_cluster: Up) -> Iterator[Up]:
+    """A cluster for all tests that leave it as they found it; if one fails, its jobs are nobody else's trouble."""
+    yield shared_cluster
+    if jobs := shared_cluster.kubectl("get", "acjob", "-o", "name").stdout.split():
+        shared_cluster.kubectl("delete", *jobs)
+        shared_cluster.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=200s")
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    cluster = Up(tmp_path_factory.mktemp("cluster"), "--node-label", "example-key=example-value")
+    try:
+        # The nodes have then started what lasts as long as they do, and a test isn't blamed for it.
+        cluster.kubectl("apply", "-f", "-", stdin=small_job("first", "true", npus=8))
+        cluster.kubectl("wait", "--for=condition=Succeeded", "acjob/first", "--timeout=200s")
+        cluster.kubectl("delete", "acjob", "first")
+        yield cluster
+    finally:
+        assert cluster.end() == 0, cluster.lines

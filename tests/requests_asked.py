@@ -1,6 +1,6 @@
 """What each part asks of the Kubernetes API: verb, resource and where.
 
-The Roles in deploy/ are held against this list (tests/unit/test_deploy_permissions.py), and so is what the parts ask
+The Roles in deploy/ are held against this list (tests/deploy/unit/test_permissions.py), and so is what the parts ask
 for in every test in which they run (`listening`, which tests/conftest.py does).
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 from datetime import timedelta
@@ -36,9 +37,15 @@ def main() -> None:
     ranks = [context.Process(target=train, args=(local, processes, arguments)) for local in range(processes)]
     for rank in ranks:
         rank.start()
-    for rank in ranks:
-        rank.join()
-    sys.exit(1 if any(rank.exitcode for rank in ranks) else 0)
+    running = {rank.sentinel: rank for rank in ranks}
+    while running:
+        for sentinel in multiprocessing.connection.wait(list(running)):
+            ended = running.pop(sentinel)
+            ended.join()
+            if ended.exitcode:  # the others would wait for it until their timeout
+                for rank in running.values():
+                    rank.kill()
+                sys.exit(f"{ended.name} has failed with {ended.exitcode}; the others of this pod are ended")
 
 
 def train(local_rank: int, processes: int, arguments: argparse.Namespace) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from embedded_api import EmbeddedApi  # noqa: E402
-from kube_http import Client  # noqa: E402
+from tests.embedded.api import EmbeddedApi  # noqa: E402
+from tests.kube_http import Client  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from kube_http import Client
+from tests.kube_http import Client
 
 
 def test_a_created_object_has_uid_time_and_version(client: Client, namespace: str, maps: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kube_http import JSON_PATCH, STRATEGIC_PATCH, Client, Object
+from tests.kube_http import JSON_PATCH, STRATEGIC_PATCH, Client, Object
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

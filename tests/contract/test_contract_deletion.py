@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kube_http import Answer, Client, Object
+from tests.kube_http import Answer, Client, Object
 
 POD: Object = {"containers": [{"name": "c", "image": "i"}], "schedulerName": "nobody"}
 

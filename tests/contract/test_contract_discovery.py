@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kube_http import Client
+from tests.kube_http import Client
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/livez", "/readyz"])

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kube_http import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
+from tests.kube_http import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 
 
 def lives(client: Client) -> None:

@@ -4,7 +4,7 @@ import secrets
 
 import pytest
 
-from kube_http import Client
+from tests.kube_http import Client
 
 
 def test_a_namespace_is_active(client: Client, namespace: str) -> None:

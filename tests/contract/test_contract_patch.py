@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kube_http import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
+from tests.kube_http import APPLY_PATCH, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Client
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kube_http import Client, Object
+from tests.kube_http import Client, Object
 
 SPEC: Object = {"containers": [{"name": "c", "image": "i"}], "schedulerName": "nobody"}
 

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from kube_http import Client
+from tests.kube_http import Client
 
 PORTS = [{"port": 80}]
 

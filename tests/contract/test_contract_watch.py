@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kube_http import Client, ended
+from tests.kube_http import Client, ended
 
 
 def version(client: Client, path: str) -> str:

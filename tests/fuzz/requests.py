@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from clusterd_client import Method, methods
+from tests.clusterd.client import Method, methods
 
 WORDS = (
     "", "0", "1", "-1", "3", "99999", "x", "x" * 3000, "\0", "é" * 20, "retry", "recover", "recover-in-place", "dump",

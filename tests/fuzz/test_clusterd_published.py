@@ -3,7 +3,7 @@
 6 000 texts through the fault centre and 300 through a whole ClusterD as part of the tests, always the same; a tenth of
 EVERTRAIN_FUZZ_FRAMES (100 000 with `make fuzz`), always new ones, if that asks for more. A whole ClusterD is also asked
 300 things, or a tenth as many as there are texts; its services alone are sent 2 000 damaged requests, and 100 000, by
-tests/integration/test_clusterd_services_server.py.
+tests/clusterd/integration/test_services_server.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 import grpc
 import pytest
 
-from clusterd_client import Client
-from clusterd_running import Running, running
 from evertrain.clusterd.faults.centre import FaultCentre
 from evertrain.clusterd.faults.outputs import ClusterInfo
 from evertrain.clusterd.jobs.globaltable import BadTable, assemble, read_table
@@ -28,7 +26,9 @@ from evertrain.faultcodes import overrides
 from evertrain.faultcodes.table import shipped
 from evertrain.kube.port import CONFIG_MAP, ApiError, Kube, NotFound
 from evertrain.wire import faultinfo
-from faultworld import START, World, chip, device_data, make_job
+from tests.clusterd.client import Client
+from tests.clusterd.faultworld import START, World, chip, device_data, make_job
+from tests.clusterd.running import Running, running
 from tests.fuzz.published import PUBLIC, Damage
 from tests.fuzz.requests import Requests
 from tests.fuzz.targets import Growth

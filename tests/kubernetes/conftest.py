@@ -1,4 +1,4 @@
-"""Tests on a real Kubernetes: that of `python -m kubernetes_cluster`, or any other by KUBECONFIG.
+"""Tests on a real Kubernetes: that of `python -m tests.kubernetes_cluster`, or any other by KUBECONFIG.
 
 `make test-kubernetes` starts the first, or with KUBECONFIG takes the other. What needs more than an API (to pull a
 cable, to see this machine's files in a pod) is left out where it is not ours.
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kubernetes_cluster.cluster import CONTROL, order
-from tests.e2e.clusterd import NAME, Chain
+from tests.clusterd.chain import NAME, Chain
 from tests.kubernetes.real import OVERLAY, PARTS, Real, RealJob
+from tests.kubernetes_cluster.cluster import CONTROL, order
 
 LIMIT = 600
 OURS = CONTROL in os.environ

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from kubernetes_cluster.images import IMAGE
-from tests.e2e.clusterd import Job
-from tests.e2e.embedded import ROOT, Reached
-from tests.e2e.taskd import library
+from tests.clusterd.chain import Job
+from tests.embedded.up import ROOT, Reached
+from tests.kubernetes_cluster.images import IMAGE
+from tests.taskd.jobs import library
 
 OVERLAY = ROOT / "deploy" / "overlays" / "default-scheduler"
 OPERATOR, CLUSTERD, NODED = "deployment/ascend-operator-manager", "deployment/clusterd", "daemonset/noded"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.embedded import small_job
+from tests.embedded.up import small_job
 from tests.kubernetes.real import RUN_WITH, Real
 
 Apply = Callable[..., str]

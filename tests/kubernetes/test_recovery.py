@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kubernetes_cluster.cluster import order
-from tests.e2e.closing import assert_kept_processes, assert_told
-from tests.e2e.clusterd import NAME, PODS, Chain
-from tests.e2e.test_clusterd_chain import BROKEN_CHIP, FAULT_STEP, begin
-from tests.e2e.test_clusterd_killed import STATES
-from tests.e2e.test_taskd_chain import STEPS, assert_same_end
+from tests.clusterd.chain import NAME, PODS, Chain
+from tests.clusterd.closing import assert_kept_processes, assert_told
+from tests.clusterd.e2e.test_chain import BROKEN_CHIP, FAULT_STEP, begin
+from tests.clusterd.e2e.test_killed import STATES
+from tests.kubernetes_cluster.cluster import order
+from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 
 pytestmark = [pytest.mark.own_cluster]
 

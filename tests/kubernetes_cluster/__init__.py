@@ -1,9 +1,9 @@
 """A real Kubernetes on one machine, for tests: each node has processes, mounts and a network of its own.
 
-    python -m kubernetes_cluster                 starts one and stays; Ctrl-C ends it
-    python -m kubernetes_cluster -- COMMAND ...  starts one, runs the command in it, and ends it
-    python -m kubernetes_cluster --build         only makes what it needs
-    python -m kubernetes_cluster --clean         removes what killed ones have left
+    python -m tests.kubernetes_cluster                 starts one and stays; Ctrl-C ends it
+    python -m tests.kubernetes_cluster -- COMMAND ...  starts one, runs the command in it, and ends it
+    python -m tests.kubernetes_cluster --build         only makes what it needs
+    python -m tests.kubernetes_cluster --clean         removes what killed ones have left
 
 The process that runs this has a network namespace of its own, in which are a bridge and the control plane. A node is a
 process with a network, a mount and a process namespace: containerd, kubelet, kube-proxy and all pods are inside, and

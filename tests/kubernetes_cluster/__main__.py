@@ -9,12 +9,14 @@ import sys
 import threading
 from pathlib import Path
 
-from kubernetes_cluster import cluster, components
-from kubernetes_cluster.processes import die_with_parent
+from tests.kubernetes_cluster import cluster, components
+from tests.kubernetes_cluster.processes import die_with_parent
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m kubernetes_cluster", description="a real Kubernetes for tests")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.kubernetes_cluster", description="a real Kubernetes for tests"
+    )
     parser.add_argument("--build", action="store_true", help="make what it needs, and no more")
     parser.add_argument("--clean", action="store_true", help="remove what killed ones have left")
     parser.add_argument("--keep", type=Path, help=argparse.SUPPRESS)

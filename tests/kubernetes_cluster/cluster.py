@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kube_http import JSON_PATCH
-from kubernetes_cluster import images
-from kubernetes_cluster.components import NEEDS, Components, Unsuitable, get, say
-from kubernetes_cluster.control_plane import ADMINISTRATOR, OPERATOR, PROXY, ControlPlane
-from kubernetes_cluster.network import Network
-from kubernetes_cluster.node import CONTROL_GROUPS, Node, Plan, remove_control_groups
-from kubernetes_cluster.processes import own_network
+from tests.kube_http import JSON_PATCH
+from tests.kubernetes_cluster import images
+from tests.kubernetes_cluster.components import NEEDS, Components, Unsuitable, get, say
+from tests.kubernetes_cluster.control_plane import ADMINISTRATOR, OPERATOR, PROXY, ControlPlane
+from tests.kubernetes_cluster.network import Network
+from tests.kubernetes_cluster.node import CONTROL_GROUPS, Node, Plan, remove_control_groups
+from tests.kubernetes_cluster.processes import own_network
 
 NAME = "evertrain-kubernetes-"
 """Every run's folder and control groups begin with this."""
@@ -162,7 +162,7 @@ def running(nodes: int = 3) -> Iterator[Cluster]:
     lock = _lock(folder)
     assert lock is not None
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "kubernetes_cluster", "--keep", str(folder)],
+        [sys.executable, "-m", "tests.kubernetes_cluster", "--keep", str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     cluster = None

@@ -10,11 +10,11 @@ from pathlib import Path
 import yaml
 from cryptography.hazmat.primitives import serialization
 
-from certificates import Authority, new_key
-from kube_http import Client
-from kubernetes_cluster.components import Components
-from kubernetes_cluster.network import HERE, PODS, SERVICES
-from kubernetes_cluster.processes import Daemon
+from tests.certificates import Authority, new_key
+from tests.kube_http import Client
+from tests.kubernetes_cluster.components import Components
+from tests.kubernetes_cluster.network import HERE, PODS, SERVICES
+from tests.kubernetes_cluster.processes import Daemon
 
 URL = f"https://{HERE}:6443"
 ADMINISTRATOR, OPERATOR = "administrator", "operator"

@@ -1,6 +1,6 @@
 """A node: the first process of its namespaces, with containerd, kubelet and kube-proxy as children.
 
-`Node` is it from outside. `python -m kubernetes_cluster.node FILE` is it from inside; it ends by being killed.
+`Node` is it from outside. `python -m tests.kubernetes_cluster.node FILE` is it from inside; it ends by being killed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kubernetes_cluster import images, network
-from kubernetes_cluster.components import Components
-from kubernetes_cluster.processes import Daemon, tail
+from tests.kubernetes_cluster import images, network
+from tests.kubernetes_cluster.components import Components
+from tests.kubernetes_cluster.processes import Daemon, tail
 
 STATE = ("/var/lib", "/var/log")
 """What a node keeps, each in a place of its own behind these names: its programs know no others, and a kubelet removes
@@ -54,7 +54,7 @@ class Node:
         file = self.folder.with_suffix(".json")
         file.write_text(json.dumps(asdict(plan)))
         self._daemon = Daemon(
-            [*UNSHARE, sys.executable, "-m", "kubernetes_cluster.node", file],
+            [*UNSHARE, sys.executable, "-m", "tests.kubernetes_cluster.node", file],
             self.folder.with_suffix(".log"), components.environment(), stdin=subprocess.PIPE,
         )  # fmt: skip
 

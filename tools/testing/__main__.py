@@ -35,11 +35,11 @@ MARKERS = {
 WORKERS = {"test": 3, "test-matrix": 2, "test-exhaustive": 2}
 """Most tests wait more than they think and run at once. Whole jobs are several processes each."""
 ALONE = (
-    "tests/integration/test_groups.py",
-    "tests/integration/test_launch.py",
-    "tests/integration/test_launch_faults.py",
-    "tests/integration/test_spare.py",
-    "tests/e2e/test_elastic.py",
+    "tests/torch/integration/test_groups.py",
+    "tests/launch/integration/test_launch.py",
+    "tests/launch/integration/test_faults.py",
+    "tests/torch/integration/test_spare.py",
+    "tests/launch/e2e/test_elastic.py",
 )
 """Have times to keep, and run after the others, one by one."""
 ALL = ("lint", "test", "test-matrix", "test-kubernetes", "fuzz", "soak")

@@ -1,4 +1,5 @@
-"""`evertrain node list|stop|start`: take a virtual node away, as if its machine had lost its power, and give it back.
+"""`evertrain node list|stop|start|cut|join`: take a virtual node away, as if its machine had lost its power or its
+cables were pulled, and give it back.
 
 The order is an annotation on the node, which the cluster obeys and answers with another: so it is kept over a restart
 of the cluster, and kubectl can give it, too.
@@ -15,12 +16,19 @@ from typing import TYPE_CHECKING
 from evertrain.cli import running
 from evertrain.cli.objects import cluster_options
 from evertrain.cli.running import CommandError, UsageError
-from evertrain.embedded.power import OFF, ON, ORDER, STATE
+from evertrain.embedded.power import CUT, JOINED, NETWORK_ORDER, NETWORK_STATE, OFF, ON, ORDER, STATE
 
 if TYPE_CHECKING:
     from evertrain.cli.connection import Connection
 
 PATIENCE = 30.0
+WORDS = {
+    "stop": (ORDER, STATE, OFF, "stopped"),
+    "start": (ORDER, STATE, ON, "started"),
+    "cut": (NETWORK_ORDER, NETWORK_STATE, CUT, "cut off"),
+    "join": (NETWORK_ORDER, NETWORK_STATE, JOINED, "joined"),
+}
+"""The annotation of an order and that of its answer, what they say, and what we say then."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
         prog="evertrain node",
         description="Virtual nodes of the embedded cluster.",
         epilog="`stop` kills the node's pods at once and ends its heartbeat. As on Kubernetes, the node becomes "
-        "NotReady some 40 s later and its pods are deleted when their toleration is over.",
+        "NotReady some 40 s later and its pods are deleted when their toleration is over. `cut` loses all packets of "
+        "the node and its pods, which run on: nobody is told, connections hang, and the node becomes NotReady, too.",
     )
     cluster_options(parser)
     orders = parser.add_subparsers(dest="order", required=True, metavar="ORDER")
@@ -36,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
         ("list", "the nodes and whether they run"),
         ("stop", "take nodes away, as if their power were gone"),
         ("start", "bring nodes back"),
+        ("cut", "cut nodes off from the network, as if their cables were pulled"),
+        ("join", "plug them in again"),
     ):
         # The options may come behind the order, too; one that isn't given there leaves what came before.
         given = orders.add_parser(order, help=text, description=text)
@@ -54,7 +65,7 @@ async def _main(arguments: argparse.Namespace) -> int:
         if arguments.order == "list":
             return await _list(kube)
         for name in arguments.names:
-            await _switch(kube, name, ON if arguments.order == "start" else OFF)
+            await _switch(kube, name, arguments.order)
         return 0
     finally:
         await kube.close()
@@ -64,37 +75,48 @@ async def _list(kube: Connection) -> int:
     from evertrain.cli import printing
     from evertrain.kube.port import NODE, POD
 
-    rows = [["NAME", "POWER", "STATUS", "NPUS", "PODS"]]
+    rows = [["NAME", "POWER", "NETWORK", "STATUS", "NPUS", "PODS"]]
     pods = (await kube.list(POD, fields="status.phase=Running")).items
     for node in (await kube.list(NODE)).items:
         name, status = node["metadata"]["name"], node.get("status") or {}
+        annotations = node["metadata"].get("annotations") or {}
         ready = [c["status"] == "True" for c in status.get("conditions") or [] if c["type"] == "Ready"]
-        state = (node["metadata"].get("annotations") or {}).get(STATE, "")
+        state, network = annotations.get(STATE, ""), annotations.get(NETWORK_STATE) or JOINED
         count = sum((pod.get("spec") or {}).get("nodeName") == name for pod in pods)
         npus = str((status.get("capacity") or {}).get("huawei.com/Ascend910", "0"))
-        rows.append([name, state or "-", "Ready" if ready == [True] else "NotReady", npus, str(count)])
+        condition = "Ready" if ready == [True] else "NotReady"
+        rows.append([name, state or "-", network if state else "-", condition, npus, str(count)])
     print(printing.aligned(rows))
     return 0
 
 
-async def _switch(kube: Connection, name: str, power: str) -> None:
-    from evertrain.kube.port import NODE, NotFound
+async def _switch(kube: Connection, name: str, word: str) -> None:
+    from evertrain.kube.port import NODE, NotFound, Object
+
+    order, state, wanted, done = WORDS[word]
+
+    def answer(node: Object) -> str:
+        return str((node["metadata"].get("annotations") or {}).get(state, "" if word != "join" else JOINED))
 
     try:
         node = await kube.get(NODE, name)
         if not (node["metadata"].get("annotations") or {}).get(STATE):
             raise UsageError(f"{name} is not a virtual node")
-        node = await kube.patch(NODE, name, None, {"metadata": {"annotations": {ORDER: power}}})
+        if state == NETWORK_STATE and node["metadata"]["annotations"][STATE] == OFF:
+            raise UsageError(f"{name} is stopped: it has no network to be cut off from")
+        node = await kube.patch(NODE, name, None, {"metadata": {"annotations": {order: wanted}}})
     except NotFound:
         raise UsageError(f"there is no node {name}; `evertrain node list` names them") from None
-    version = node["metadata"]["resourceVersion"]
-    if (node["metadata"].get("annotations") or {}).get(STATE) != power:
+    if answer(node) != wanted:
+        version = node["metadata"]["resourceVersion"]
         changes = kube.watch(NODE, resource_version=version, fields=f"metadata.name={name}")
         try:
             async with asyncio.timeout(PATIENCE), contextlib.aclosing(changes):  # type: ignore[type-var]
                 async for change in changes:
-                    if (change.object["metadata"].get("annotations") or {}).get(STATE) == power:
+                    if answer(change.object) == wanted:
                         break
+                    if answer(change.object).startswith(f"{wanted} "):
+                        raise CommandError(f"{name}: {answer(change.object)}")
         except TimeoutError:
             raise CommandError(f"{name} has not obeyed in {PATIENCE:g} s; does its cluster run?") from None
-    print(f"{name} {'started' if power == ON else 'stopped'}", flush=True)
+    print(f"{name} {done}", flush=True)

@@ -22,7 +22,7 @@ from evertrain.cli.running import CommandError
 from evertrain.embedded import instance
 
 if TYPE_CHECKING:
-    from evertrain.embedded.cluster import Settings
+    from evertrain.embedded.cluster import Cluster, Settings
 
 MOST_NODES = 1000
 MOST_NPUS = 64
@@ -102,6 +102,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="a silent node is NotReady after this (default 40)",
     )
+    parser.add_argument(
+        "--own-network",
+        action="store_true",
+        help="every pod has ports, loopback and addresses of its own, every node two NICs; for `evertrain node cut` "
+        "(experimental; needs root or user namespaces)",
+    )
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="store_true", help="say more about what the parts do")
     return parser
@@ -152,6 +158,7 @@ def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
         clusterd=_clusterd_address(arguments),
         clusterd_insecure=getattr(arguments, "clusterd_insecure", False),
         node_grace=getattr(arguments, "node_grace", 40.0),
+        own_network=getattr(arguments, "own_network", False),
     )
 
 
@@ -183,7 +190,7 @@ async def _up(arguments: argparse.Namespace) -> int:
             if cluster.taken_over:
                 print("evertrain: the cluster before did not end in order; its objects are taken over", flush=True)
             detached = arguments.ready_fd >= 0
-            print(_welcome(settings, cluster.kubeconfig, cluster.clusterd, detached=detached), flush=True)
+            print(_welcome(settings, cluster, detached=detached), flush=True)
             if arguments.ready_fd >= 0:
                 os.write(arguments.ready_fd, READY)
                 os.close(arguments.ready_fd)
@@ -199,18 +206,19 @@ async def _up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _welcome(settings: Settings, kubeconfig: Path, clusterd: str, *, detached: bool) -> str:
+def _welcome(settings: Settings, cluster: Cluster, *, detached: bool) -> str:
     end = f"evertrain down --data-dir {shlex.quote(str(settings.folder))}" if detached else "Ctrl-C"
     if detached and settings.folder == instance.default_folder():
         end = "evertrain down"
+    about = _about_clusterd(settings, cluster.clusterd) + _about_the_network(cluster.no_network)
     return f"""\
 A cluster of {settings.text()} runs. To use it:
 
-  export KUBECONFIG={shlex.quote(str(kubeconfig))}
+  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}
   kubectl get nodes
   kubectl apply -f job.yaml            # or, without kubectl: evertrain run job.yaml
 
-{_about_clusterd(settings, clusterd)}{end} ends it and its pods; objects stay in {settings.folder}."""
+{about}{end} ends it and its pods; objects stay in {settings.folder}."""
 
 
 def _about_clusterd(settings: Settings, clusterd: str) -> str:
@@ -218,6 +226,15 @@ def _about_clusterd(settings: Settings, clusterd: str) -> str:
         return ""
     who = "anybody on this machine" if settings.clusterd_insecure else "whoever has a job's token"
     return f"ClusterD leads the recovery of jobs; it serves {who} on {clusterd}.\n"
+
+
+def _about_the_network(refused: str) -> str:
+    if not refused:
+        return ""
+    return (
+        f"Pods have no network of their own here ({refused}): two jobs can't use the same port at the same time.\n"
+        "Run the cluster as root, or allow user namespaces (docs/virtual-nodes.md).\n"
+    )
 
 
 async def _detach(argv: Sequence[str], folder: Path) -> int:

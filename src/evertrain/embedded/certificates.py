@@ -33,8 +33,9 @@ class Credentials:
     token: str
 
 
-def credentials(folder: Path, host: str = "127.0.0.1") -> Credentials:
+def credentials(folder: Path, *hosts: str) -> Credentials:
     """Those in the folder, made where they are missing or about to expire. Clients of an earlier start keep working."""
+    hosts = hosts or ("127.0.0.1",)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = folder / "token"
     token = token_file.read_text().strip() if token_file.exists() else ""
@@ -47,8 +48,8 @@ def credentials(folder: Path, host: str = "127.0.0.1") -> Credentials:
         # In this order: whoever is killed in between must not leave a certificate of another authority.
         certificate.unlink(missing_ok=True)
         _make_authority(authority, authority_key)
-    if not (_usable(certificate, host) and key.exists()):
-        _make_certificate(certificate, key, authority, authority_key, host)
+    if not (all(_usable(certificate, host) for host in hosts) and key.exists()):
+        _make_certificate(certificate, key, authority, authority_key, hosts)
     return Credentials(authority, certificate, key, token)
 
 
@@ -179,9 +180,9 @@ def new_authority() -> Pair:
     return Pair.of(certificate, key)
 
 
-def _make_certificate(path: Path, key_path: Path, authority: Path, authority_key: Path, host: str) -> None:
+def _make_certificate(path: Path, key_path: Path, authority: Path, authority_key: Path, hosts: Sequence[str]) -> None:
     signer = Pair(authority.read_bytes(), authority_key.read_bytes())
-    signed("evertrain-apiserver", (*_NAMES, "127.0.0.1", "::1", host), signer).save(path, key_path)
+    signed("evertrain-apiserver", (*_NAMES, "127.0.0.1", "::1", *hosts), signer).save(path, key_path)
 
 
 def signed(name: str, hosts: Sequence[str], authority: Pair, *, client: bool = False) -> Pair:

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -34,15 +35,20 @@ from evertrain.embedded.controllers.garbage import GarbageCollector
 from evertrain.embedded.controllers.nodes import NodeLifecycle
 from evertrain.embedded.controllers.removal import Removal
 from evertrain.embedded.fleet import Fleet
+from evertrain.embedded.network.fabric import Fabric, NotAllowed
+from evertrain.embedded.network.plan import LOOPBACK
 from evertrain.embedded.node.config import NodeConfig
 from evertrain.embedded.node.machine import Machine
 from evertrain.embedded.node.node import VirtualNode
+from evertrain.embedded.node.reach import Reach
 from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.embedded.schema import Registry
+from evertrain.embedded.sideprocess import Lost
 from evertrain.embedded.store import NotStored, Store
 from evertrain.kube.port import (
     CUSTOM_RESOURCE_DEFINITION,
     QUEUE,
+    SERVICE,
     AlreadyExists,
     ApiError,
     Conflict,
@@ -59,6 +65,9 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY, MAX_DELAY = 0.1, 10.0
 LEASE_SECONDS = 20.0
 DATABASE = "objects.db"
+NETWORK = "network"
+"""The file with the addresses that the pods' network had the last time."""
+SERVER_PORT = 443
 NAME = "evertrain"
 """Of the cluster in its kubeconfig."""
 
@@ -81,6 +90,8 @@ class Settings:
     """It asks nobody for a token."""
     node_grace: float = 40.0
     """Seconds without a heartbeat after which a node is not ready."""
+    own_network: bool = False
+    """Pods have a network of their own, where that is allowed."""
 
     def text(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
@@ -106,6 +117,8 @@ class Cluster:
         """Did the cluster before end without order?"""
         self.clusterd = ""
         """Where ClusterD serves; empty if it doesn't."""
+        self.no_network = ""
+        """Why pods have no network of their own although they should."""
         self._environment: dict[str, str] = {}
         self._stack = contextlib.AsyncExitStack()
 
@@ -139,26 +152,32 @@ class Cluster:
         _check_ours(self.kubeconfig)
         store = Store(folder / DATABASE)
         stack.callback(store.close)
-        api = Api(store, Registry.builtin())
+        fabric = await self._make_network()
+        plan = LOOPBACK if fabric is None else fabric.block.plan
+        api = Api(store, Registry.builtin(), services=plan.services)
         bootstrap(api)
 
         def port(manager: str) -> Kube:
             return LocalKube(api, manager=manager)
 
         await install(port("evertrain"))
-        place = await self._place_of_clusterd(port("evertrain"))
+        place = await self._place_of_clusterd(port("evertrain"), fabric)
         # Secrets are in the volumes; the directory around it may be the user's own, and open to others.
         (folder / "nodes").mkdir(mode=0o700, exist_ok=True)
-        machine = Machine(port("kubelet"), folder / "nodes")
+        machine = Machine(port("kubelet"), folder / "nodes", plan, fabric)
         nodes = {f"node-{number}": number for number in range(settings.nodes)}
         facts = Sources(port("noded"))
         fleet = Fleet(
             port("fleet"), nodes, lambda name: self._make_node(machine, name, nodes[name], facts, port("noded"))
         )
-        keys = credentials(folder / clusterd.KEYS)
+        server_ip = ""
+        if fabric is not None:
+            server_ip = str((await _service_of_the_server(port("evertrain")))["spec"]["clusterIP"])
+        keys = credentials(folder / clusterd.KEYS, *filter(None, ("127.0.0.1", server_ip)))
         security = clusterd.security(folder, settings.clusterd_insecure or place is None)
         token_of = security.tokens.job if security.tokens is not None else lambda uid: ""
-        server = self._listen(api, keys, fleet)
+        inside = [await fabric.listen(server_ip, SERVER_PORT)] if fabric is not None else []
+        server = self._listen(api, keys, fleet, inside)
         await server.start()
         stack.push_async_callback(server.stop)
         parts: dict[str, Callable[[], Part]] = {
@@ -183,11 +202,25 @@ class Cluster:
         write_kubeconfig(self.kubeconfig, server.url, keys, name=NAME)
         claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
 
-    async def _place_of_clusterd(self, kube: Kube) -> clusterd.Place | None:
+    async def _make_network(self) -> Fabric | None:
+        """Of the pods' own, where that is allowed."""
+        if not self.settings.own_network:
+            return None
+        file = self.settings.folder / NETWORK
+        try:
+            fabric = await Fabric.start(file.read_text().strip() if file.exists() else "")
+        except (NotAllowed, Lost) as error:
+            self.no_network = str(error)
+            return None
+        self._stack.callback(fabric.close)
+        file.write_text(f"{fabric.block.network}\n")
+        return fabric
+
+    async def _place_of_clusterd(self, kube: Kube, fabric: Fabric | None) -> clusterd.Place | None:
         if not self.settings.clusterd:
             await clusterd.leave(kube)
             return None
-        place = await clusterd.take_place(kube, self.settings.clusterd)
+        place = await clusterd.take_place(kube, self.settings.clusterd, fabric)
         self._stack.callback(place.close)
         self.clusterd = place.address
         self._environment = place.environment()
@@ -199,6 +232,7 @@ class Cluster:
         config = NodeConfig(
             name,
             number,
+            machine.addresses.plan,
             npus=settings.npus,
             labels=settings.labels,
             lease_seconds=lease,
@@ -207,23 +241,27 @@ class Cluster:
             host_paths={str(RANK_TABLES): settings.folder / "ranktables"},
         )
 
+        reach = Reach()
+
         def noded() -> Part:
             # Without detectors: what is wrong with this machine would be wrong with each of its virtual nodes.
-            return NodeDaemon(kube, name, facts)
+            return NodeDaemon(reach.over(kube), name, facts)
 
-        return VirtualNode(machine, config, [lambda: _keep(f"noded of {name}", noded)])
+        return VirtualNode(machine, config, [lambda: _keep(f"noded of {name}", noded)], reach)
 
-    def _listen(self, api: Api, keys: Credentials, fleet: Fleet) -> ApiServer:
-        """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again."""
+    def _listen(self, api: Api, keys: Credentials, fleet: Fleet, inside: Sequence[socket.socket]) -> ApiServer:
+        """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again.
+
+        `inside`: sockets in the pods' network."""
         if port := self.settings.port:
             try:
-                return ApiServer(api, keys, port=port, logs=fleet.log)
+                return ApiServer(api, keys, port=port, logs=fleet.log, more=inside)
             except OSError as error:
                 raise CannotStart(f"port {port} can't be used: {error.strerror}") from None
         try:
-            return ApiServer(api, keys, port=_port_of_last_time(self.kubeconfig), logs=fleet.log)
+            return ApiServer(api, keys, port=_port_of_last_time(self.kubeconfig), logs=fleet.log, more=inside)
         except OSError:
-            return ApiServer(api, keys, logs=fleet.log)
+            return ApiServer(api, keys, logs=fleet.log, more=inside)
 
 
 async def install(kube: Kube) -> None:
@@ -236,6 +274,19 @@ async def install(kube: Kube) -> None:
         await kube.create(QUEUE, queue)
     if not (await kube.get(QUEUE, name)).get("status"):  # also of one whose maker was killed here
         await kube.patch(QUEUE, name, None, {"status": queue["status"]}, status=True)
+
+
+async def _service_of_the_server(kube: Kube) -> Object:
+    """By which pods find it, as on every Kubernetes."""
+    item = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "kubernetes", "namespace": "default", "labels": {"component": "apiserver"}},
+        "spec": {"ports": [{"name": "https", "protocol": "TCP", "port": SERVER_PORT, "targetPort": SERVER_PORT}]},
+    }
+    with contextlib.suppress(AlreadyExists):
+        return await kube.create(SERVICE, item)
+    return await kube.get(SERVICE, "kubernetes", "default")
 
 
 async def _put(kube: Kube, kind: Kind, item: Object) -> None:

@@ -1,9 +1,9 @@
 """Where ClusterD of an embedded cluster serves, and how its pods find it.
 
-Pods look for ClusterD at the address of a Service, MINDX_SERVER_IP. Here Services have addresses of their own on the
-loopback interface, and nothing forwards from one to the other; so ClusterD listens at that address, besides the one
-that the user named. Both sockets are bound before anything else starts and stay so: if ClusterD has to be started
-again, who connects meanwhile waits instead of being refused.
+Pods look for ClusterD at the address of a Service, MINDX_SERVER_IP. Here Services have addresses of their own, and
+nothing forwards from one to the other; so ClusterD listens at that address, in the pods' network if they have one of
+their own, besides the one that the user named. Both sockets are bound before anything else starts and stay so: if
+ClusterD has to be started again, who connects meanwhile waits instead of being refused.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from evertrain.acjob import names
 from evertrain.clusterd.services.access import Security
 from evertrain.clusterd.services.tokens import Tokens
 from evertrain.embedded.certificates import write_private
+from evertrain.embedded.network.fabric import Fabric
 from evertrain.kube.port import SERVICE, AlreadyExists, Kube, NotFound, Object
 
 ADDRESS = "127.0.0.1:8899"
@@ -72,12 +73,15 @@ class Place:
             each.close()
 
 
-async def take_place(kube: Kube, address: str) -> Place:
+async def take_place(kube: Kube, address: str, fabric: Fabric | None = None) -> Place:
     """Binds the sockets, and has the Service say so. Raises Unusable."""
     host, port = split(address)
     service = await _service(kube)
     where = str(service["spec"]["clusterIP"])
-    sockets = _bind_free(host, where) if port == 0 else _bind(host, where, port)
+    here = (host,) if fabric is not None else (host, where)
+    sockets = _bind_free(*here) if port == 0 else _bind(port, *here)
+    if fabric is not None:
+        sockets = (*sockets, await fabric.listen(where, sockets[0].getsockname()[1]))
     place = Place(sockets, host, where, sockets[0].getsockname()[1])
     ports = [{"name": "grpc", "protocol": "TCP", "port": place.port, "targetPort": place.port}]
     if service["spec"].get("ports") != ports:
@@ -110,9 +114,9 @@ async def _service(kube: Kube) -> Object:
         return await kube.get(SERVICE, names.CLUSTERD_SERVICE, names.CLUSTERD_NAMESPACE)
 
 
-def _bind(host: str, service: str, port: int) -> tuple[socket.socket, ...]:
+def _bind(port: int, host: str, *more: str) -> tuple[socket.socket, ...]:
     try:
-        return _sockets(host, service, port)
+        return _sockets(port, host, *more)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise Unusable(f"ClusterD can't serve on port {port}: {error.strerror}") from None
@@ -122,20 +126,20 @@ def _bind(host: str, service: str, port: int) -> tuple[socket.socket, ...]:
         ) from None
 
 
-def _bind_free(host: str, service: str) -> tuple[socket.socket, ...]:
+def _bind_free(host: str, *more: str) -> tuple[socket.socket, ...]:
     for _ in range(TRIES):
         try:
-            return _sockets(host, service, random.SystemRandom().choice(FREE_PORTS))
+            return _sockets(random.SystemRandom().choice(FREE_PORTS), host, *more)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise Unusable(f"ClusterD can't serve on {host}: {error.strerror}") from None
     raise Unusable(f"no port of {host} is free for ClusterD")
 
 
-def _sockets(host: str, service: str, port: int) -> tuple[socket.socket, ...]:
+def _sockets(port: int, *hosts: str) -> tuple[socket.socket, ...]:
     with contextlib.ExitStack() as stack:
         found = []
-        for where in dict.fromkeys((host, service)):
+        for where in dict.fromkeys(hosts):
             made = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((where, port))

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import OFF, ON, ORDER, STATE, VIRTUAL
+from evertrain.embedded.power import CUT, JOINED, NETWORK_ORDER, NETWORK_STATE, OFF, ON, ORDER, STATE, VIRTUAL
+from evertrain.embedded.sideprocess import Lost
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import NODE, ApiError, Kube, NotFound, Object
 
@@ -36,6 +37,12 @@ class VirtualNode(Protocol):
         """End the pods in order."""
         ...
 
+    async def cut(self) -> None:
+        """Off from the network. Raises OSError or Lost."""
+        ...
+
+    async def join(self) -> None: ...
+
     def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]: ...
 
 
@@ -48,6 +55,10 @@ class Fleet:
         self._objects = Cache(kube, NODE)
         self._changed = {name: asyncio.Event() for name in names}
         self._orders: dict[str, str] = {}
+        self._cables: dict[str, str] = {}
+        """By node: what is wanted of them, if anything."""
+        self._plugged: dict[str, str] = {}
+        """What came of it, for nodes that run."""
         self._running: dict[str, VirtualNode] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
@@ -95,6 +106,7 @@ class Fleet:
         # A node that is off stays off when somebody deletes its object.
         if after is not None:
             self._orders[name] = OFF if _annotation(after, ORDER) == OFF else ON
+            self._cables[name] = CUT if _annotation(after, NETWORK_ORDER) == CUT else JOINED
         self._changed[name].set()
 
     def _wanted(self, name: str) -> str:
@@ -124,6 +136,7 @@ class Fleet:
         running = asyncio.create_task(node.run())
         try:
             while self._wanted(name) == ON:
+                await self._plug(name, node)
                 await self._note(name)
                 changed = self._changed[name]
                 changed.clear()
@@ -144,15 +157,29 @@ class Fleet:
             with contextlib.suppress(BaseException):
                 await running
             self._running.pop(name, None)
+            self._plugged.pop(name, None)
 
-    async def _note(self, name: str) -> None:
-        """Write down whether the node is on, if that isn't what is written there. A node that is new comes later."""
-        state = ON if name in self._running else OFF
-        item = self._objects.get(name)
-        if item is None or _annotation(item, STATE) == state:
+    async def _plug(self, name: str, node: VirtualNode) -> None:
+        """Cut the node off, or join it again, if that is wanted."""
+        wanted = self._cables.get(name, JOINED)
+        if wanted == self._plugged.get(name, JOINED):
             return
         try:
-            await self._kube.patch(NODE, name, None, {"metadata": {"annotations": {STATE: state}}})
+            await (node.cut() if wanted == CUT else node.join())
+            self._plugged[name] = wanted
+        except (OSError, Lost) as error:
+            self._plugged[name] = f"{wanted} is not possible: {error}"
+            logger.warning("node %s can't be %s: %s", name, wanted, error)
+
+    async def _note(self, name: str) -> None:
+        """Write down whether the node is on and joined, if that isn't what is written there. A node that is new comes
+        later."""
+        states = {STATE: ON if name in self._running else OFF, NETWORK_STATE: self._plugged.get(name)}
+        item = self._objects.get(name)
+        if item is None or all(_annotation(item, key) == (state or "") for key, state in states.items()):
+            return
+        try:
+            await self._kube.patch(NODE, name, None, {"metadata": {"annotations": states}})
         except (ApiError, OSError) as error:
             logger.warning("whether node %s is on could not be written down: %s", name, error)
 

@@ -1,9 +1,12 @@
-"""The words on a virtual node: that it is one, and those with which it is switched off and on."""
+"""The words on a virtual node: that it is one, and those with which it is switched off and on, cut off and joined."""
 
 ORDER = "evertrain.dev/power"
 """Annotation on a node: what is wanted, OFF or ON. Without it a node is on."""
 STATE = "evertrain.dev/power-state"
 """Annotation on a node: what is."""
 ON, OFF = "on", "off"
+NETWORK_ORDER, NETWORK_STATE = "evertrain.dev/network", "evertrain.dev/network-state"
+"""The same for its cables: CUT or JOINED. Without it, and after a restart of the node, it is joined."""
+JOINED, CUT = "joined", "cut"
 VIRTUAL = "evertrain.dev/virtual"
 """Label of a node that is ours."""

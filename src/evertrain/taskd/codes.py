@@ -14,6 +14,8 @@ NO_PROCESS = "-1"
 
 MANAGER_PORT, PROXY_PORT, CLUSTERD_PORT = 9601, 9602, 8899
 LOCAL_HOST = "127.0.0.1"
+STRESS_SILENCE = 30.0
+"""Seconds without a sign of life after which a worker that was ordered a stress test is given up."""
 
 
 class AckCode(IntEnum):

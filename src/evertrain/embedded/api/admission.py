@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from ipaddress import IPv4Network
 
 from evertrain.embedded.api.services import allocate
 from evertrain.embedded.schema import FieldError, Registry, Resource
@@ -14,24 +15,31 @@ CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 
 
 def before_create(
-    registry: Registry, resource: Resource, item: Object, siblings: Iterable[Object], now: str
+    registry: Registry, resource: Resource, item: Object, siblings: Iterable[Object], now: str, services: IPv4Network
 ) -> list[FieldError]:
+    """`services`: the addresses that they may have."""
     match resource.group, resource.kind:
         case "", "Pod":
             _pod(item)
         case "", "Service":
-            return allocate(item, siblings)
+            return allocate(item, siblings, within=services)
         case "apiextensions.k8s.io", "CustomResourceDefinition":
             return _definition(registry, item, None, now)
     return []
 
 
 def before_update(
-    registry: Registry, resource: Resource, item: Object, old: Object, siblings: Iterable[Object], now: str
+    registry: Registry,
+    resource: Resource,
+    item: Object,
+    old: Object,
+    siblings: Iterable[Object],
+    now: str,
+    services: IPv4Network,
 ) -> list[FieldError]:
     match resource.group, resource.kind:
         case "", "Service":
-            return allocate(item, siblings, old)
+            return allocate(item, siblings, old, within=services)
         case "apiextensions.k8s.io", "CustomResourceDefinition":
             return _definition(registry, item, old, now)
     return []

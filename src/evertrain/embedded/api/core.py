@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from ipaddress import IPv4Network
 from typing import Any
 
 from evertrain.embedded.api import admission
@@ -27,8 +28,10 @@ from evertrain.embedded.api.listing import (
     shown,
     storage_of,
 )
+from evertrain.embedded.api.services import ADDRESSES, allocate, has_addresses_of
 from evertrain.embedded.api.status import already_exists, changed, conflict, forbidden, not_found
 from evertrain.embedded.api.watching import Watch
+from evertrain.embedded.network.plan import LOOPBACK
 from evertrain.embedded.schema import (
     FieldError,
     Refused,
@@ -88,13 +91,36 @@ def utc_now() -> datetime:
 class Api:
     """Raises Refused from every method."""
 
-    def __init__(self, store: Store, registry: Registry, *, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        services: IPv4Network = LOOPBACK.services,
+    ) -> None:
+        """`services`: the addresses that Services get."""
         self.store = store
         self.registry = registry
         self.now = now
+        self._services = services
         self._watches: set[Watch] = set()
         for record in store.records(DEFINITIONS):
             self._define(record)
+        self._readdress()
+
+    def _readdress(self) -> None:
+        """Services of a cluster that had other addresses; nobody who was told of these runs any more."""
+        resource = self.registry.find("", "v1", "services")
+        assert resource is not None
+        found = list(self.store.records(storage_of(resource)))
+        good = [record.object for record in found if has_addresses_of(record.object, self._services)]
+        for record in found:
+            if not has_addresses_of(record.object, self._services):
+                spec = {key: value for key, value in record.object["spec"].items() if key not in ADDRESSES}
+                item = {**record.object, "spec": spec}
+                allocate(item, good, within=self._services)
+                good.append(self._store(resource, record, item, dry_run=False).object)
 
     def close(self) -> None:
         """Ends all watches."""
@@ -173,7 +199,7 @@ class Api:
         _drop_empty(item["metadata"])
         name, moment = item["metadata"]["name"], self.now()
         siblings = self._siblings(resource, namespace, name)
-        errors = admission.before_create(self.registry, resource, item, siblings, _text(moment))
+        errors = admission.before_create(self.registry, resource, item, siblings, _text(moment), self._services)
         if errors:
             raise invalid_object(resource.group, resource.kind, name, errors)
         item["metadata"]["uid"] = str(uuid.uuid4())
@@ -297,7 +323,7 @@ class Api:
         _drop_empty(new["metadata"])
         if not subresource:
             siblings = self._siblings(resource, record.namespace, record.name)
-            errors = admission.before_update(self.registry, resource, new, old, siblings, _text(moment))
+            errors = admission.before_update(self.registry, resource, new, old, siblings, _text(moment), self._services)
             if errors:
                 raise invalid_object(resource.group, resource.kind, record.name, errors)
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]

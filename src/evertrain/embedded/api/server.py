@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 import h11
 import uvicorn
@@ -57,9 +58,12 @@ class ApiServer:
         host: str = "127.0.0.1",
         port: int = 0,
         logs: LogSource = no_logs,
+        more: Sequence[socket.socket] = (),
     ) -> None:
-        """Binds the port at once, so that `url` is known before anything runs. Raises OSError."""
+        """Binds the port at once, so that `url` is known before anything runs. Raises OSError. `more`: sockets that
+        listen elsewhere; they become the server's."""
         self._api = api
+        self._more = list(more)
         self._socket = _listen(host, port)
         self.host = host
         self.port: int = self._socket.getsockname()[1]
@@ -89,7 +93,7 @@ class ApiServer:
 
     async def start(self) -> None:
         """Not `uvicorn.Server.serve`: that takes over the signals of the process and polls whether to end."""
-        await self._server.startup(sockets=[self._socket])
+        await self._server.startup(sockets=[self._socket, *self._more])
 
     async def stop(self) -> None:
         """Ends watches, gives running requests a moment, and leaves."""
@@ -104,7 +108,8 @@ class ApiServer:
         for connection in list(state.connections):
             # Not `close`: a client that has gone silent would be waited for.
             connection.transport.abort()
-        self._socket.close()
+        for listening in (self._socket, *self._more):
+            listening.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

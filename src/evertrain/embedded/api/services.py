@@ -1,27 +1,35 @@
-"""Addresses and ports of Services. Pure.
-
-Everything has an address of its own on the loopback interface: pods in the lower half of 127.64.0.0/10, Services in the
-upper half, so that the two never have to be compared.
-"""
+"""Addresses and ports of Services. Pure."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
 
+from evertrain.embedded.network.plan import LOOPBACK
 from evertrain.embedded.schema import FieldError
 from evertrain.kube.port import Object
 
-POD_RANGE = ipaddress.IPv4Network("127.64.0.0/11")
-SERVICE_RANGE = ipaddress.IPv4Network("127.96.0.0/11")
+ADDRESSES = ("clusterIP", "clusterIPs")
 NODE_PORTS = range(30000, 32768)
+
+
+def has_addresses_of(service: Object, network: ipaddress.IPv4Network) -> bool:
+    """Its addresses are of that range, as far as it has some."""
+    own = [str(service["spec"].get("clusterIP") or ""), *(service["spec"].get("clusterIPs") or ())]
+    return all(address in ("", "None") or _in_range(address, network) for address in own)
 
 
 def used_addresses(services: Iterable[Object]) -> set[str]:
     return {address for service in services for address in (service["spec"].get("clusterIPs") or ())}
 
 
-def allocate(service: Object, others: Iterable[Object], old: Object | None = None) -> list[FieldError]:
+def allocate(
+    service: Object,
+    others: Iterable[Object],
+    old: Object | None = None,
+    *,
+    within: ipaddress.IPv4Network = LOOPBACK.services,
+) -> list[FieldError]:
     """Fills in addresses and node ports in place. Returns what can't be granted."""
     # Parts of an object that an update leaves as they are may be those of the stored one.
     spec = service["spec"] = {**service["spec"], "ports": [dict(port) for port in service["spec"].get("ports") or ()]}
@@ -43,13 +51,13 @@ def allocate(service: Object, others: Iterable[Object], old: Object | None = Non
     if asked != "None":
         used = used_addresses(others)
         if not asked:
-            asked = _free_address(used)
+            asked = _free_address(used, within)
         elif asked in used:
             errors.append(
                 _invalid("spec.clusterIPs", f'["{asked}"]', "failed to allocate IP: provided IP is already allocated")
             )
-        elif not _in_range(asked):
-            detail = f"failed to allocate IP: the provided IP is not in the valid range {SERVICE_RANGE}"
+        elif not _in_range(asked, within):
+            detail = f"failed to allocate IP: the provided IP is not in the valid range {within}"
             errors.append(_invalid("spec.clusterIPs", f'["{asked}"]', detail))
     spec["clusterIP"] = asked
     spec["clusterIPs"] = [asked]
@@ -77,15 +85,15 @@ def _invalid(field: str, value: str, detail: str) -> FieldError:
     return FieldError(field, "FieldValueInvalid", f"Invalid value: {value}: {detail}")
 
 
-def _in_range(address: str) -> bool:
+def _in_range(address: str, within: ipaddress.IPv4Network) -> bool:
     try:
-        return ipaddress.IPv4Address(address) in SERVICE_RANGE
+        return ipaddress.IPv4Address(address) in within
     except ValueError:
         return False
 
 
-def _free_address(used: set[str]) -> str:
-    number = int(SERVICE_RANGE.network_address) + 1
+def _free_address(used: set[str], within: ipaddress.IPv4Network) -> str:
+    number = int(within.network_address) + 1
     while True:
         address = str(ipaddress.IPv4Address(number))
         if address not in used:

@@ -1,67 +1,55 @@
-"""Addresses on the loopback interface, one for each node and pod. Pure.
+"""Who of a cluster's pods has which address, and what each finds in its /etc/hosts. Pure.
 
-Node number i has the addresses 127.64.0.0/24 + i: .1 is the node itself, then come its pods, from .200 on its chips. A
-pod that a Service selects gets the Service's address if no other pod has it: nothing here forwards from one to the
+A pod that a Service selects gets the Service's address if no other pod has it: nothing here forwards from one to the
 other, and so whoever connects to the Service reaches the pod.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address
 
 from evertrain.embedded import matching
+from evertrain.embedded.network.plan import LOOPBACK, Plan
 from evertrain.kube.port import Object
-
-RANGE = IPv4Network("127.64.0.0/11")
-FIRST_POD, FIRST_CHIP = 2, 200
-MAX_NODES = RANGE.num_addresses // 256
 
 
 class Exhausted(Exception):
     """No address is left."""
 
 
-def network(index: int) -> IPv4Network:
-    if not 0 <= index < MAX_NODES:
-        raise ValueError(f"a cluster has at most {MAX_NODES} nodes")
-    return IPv4Network((int(RANGE.network_address) + 256 * index, 24))
-
-
-def host(index: int) -> str:
-    return str(network(index)[1])
-
-
-def chip(index: int, number: int) -> str:
-    """Empty for chips beyond those that have one."""
-    return str(network(index)[FIRST_CHIP + number]) if FIRST_CHIP + number < 255 else ""
-
-
 class Addresses:
     """Who has which address. Shared by all nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan = LOOPBACK) -> None:
+        self.plan = plan
         self._holders: dict[str, str] = {}
         self._next: dict[int, int] = {}
 
     def take(self, uid: str, index: int, wishes: Iterable[str] = ()) -> str:
-        """The first wish that is free, else a fresh one of the node's."""
+        """The first wish that is free, else one of the node's."""
         for wish in wishes:
-            if _is_loopback(wish) and self._holders.get(wish, uid) == uid:
+            if wish in self.plan and self._holders.get(wish, uid) == uid:
                 self._holders[wish] = uid
                 return wish
-        own = network(index)
-        span = FIRST_CHIP - FIRST_POD
+        return self.own(uid, index)
+
+    def own(self, uid: str, index: int) -> str:
+        """One of the node's: that which it has already, else a fresh one."""
+        nodes = self.plan.of_node(index)
+        for address, holder in self._holders.items():
+            if holder == uid and IPv4Address(address) in nodes:
+                return address
+        own = self.plan.pods(index)
         # Goes round, so that an address isn't given again right after its pod ended.
         start = self._next.get(index, 0)
-        for offset in range(span):
-            number = (start + offset) % span
-            address = str(own[FIRST_POD + number])
-            if self._holders.get(address, uid) == uid:
+        for offset in range(len(own)):
+            number = (start + offset) % len(own)
+            if own[number] not in self._holders:
                 self._next[index] = number + 1
-                self._holders[address] = uid
-                return address
-        raise Exhausted(f"all {span} addresses of the node are in use")
+                self._holders[own[number]] = uid
+                return own[number]
+        raise Exhausted(f"all {len(own)} addresses of the node are in use")
 
     def release(self, uid: str) -> None:
         for address in [address for address, holder in self._holders.items() if holder == uid]:
@@ -95,10 +83,3 @@ def hosts(pod: Object, address: str, services: Iterable[Object]) -> str:
             names = [f"{short}.{where}.svc.cluster.local", f"{short}.{where}.svc", f"{short}.{where}"]
             lines.append(f"{target}\t{' '.join([*names, *([short] if where == namespace else [])])}")
     return "\n".join(lines) + "\n"
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return IPv4Address(address).is_loopback
-    except ValueError:
-        return False

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import evertrain
 from evertrain.acjob.ranktable import SUPER_POD_NODES
-from evertrain.embedded.node import addresses
+from evertrain.embedded.network.plan import LOOPBACK, Plan
 from evertrain.embedded.power import VIRTUAL
 from evertrain.embedded.recorder import rfc3339
 from evertrain.kube.port import Object
@@ -29,6 +29,7 @@ class NodeConfig:
     name: str
     index: int
     """Its number in the cluster, from which its addresses follow."""
+    plan: Plan = LOOPBACK
     npus: int = 8
     labels: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -78,9 +79,10 @@ def node_object(config: NodeConfig) -> Object:
         **config.labels,
     }
     chips = {
-        f"Ascend910-{number}": {"IP": addresses.chip(config.index, number), "SuperDeviceID": 0}
+        f"Ascend910-{number}": {"IP": config.plan.chip(config.index, number), "SuperDeviceID": 0}
         for number in range(config.npus)
     }
+    network = str(config.plan.of_node(config.index))
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -89,7 +91,7 @@ def node_object(config: NodeConfig) -> Object:
             "labels": labels,
             "annotations": _annotations(config, chips),
         },
-        "spec": {"podCIDR": str(addresses.network(config.index)), "podCIDRs": [str(addresses.network(config.index))]},
+        "spec": {"podCIDR": network, "podCIDRs": [network]},
     }
 
 
@@ -131,7 +133,7 @@ def node_status(config: NodeConfig, now: float, before: Object | None = None) ->
         "allocatable": resources,
         "conditions": conditions,
         "addresses": [
-            {"type": "InternalIP", "address": addresses.host(config.index)},
+            {"type": "InternalIP", "address": config.plan.host(config.index)},
             {"type": "Hostname", "address": config.name},
         ],
         "nodeInfo": {

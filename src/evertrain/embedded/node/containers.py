@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from evertrain.embedded.node.node import VirtualNode
 
 MAX_HOST_NAME = 63
+NAME_FILES = ("hosts", "resolv.conf")
+"""Of a pod's own, in /etc: which names stand for which addresses."""
+NO_NAME_SERVER = "# Nothing leaves this machine: no name server; the names of Services are in /etc/hosts.\n"
 
 
 def log_folder(pod_folder: Path, container: str) -> Path:
@@ -39,8 +42,8 @@ def specification(
         hostname = str(pod_spec.get("hostname") or pod["metadata"]["name"])[:MAX_HOST_NAME]
     base = {**node.base_environment, "HOSTNAME": hostname or os.uname().nodename}
     variables = environment.build(pod, spec, place, node.lookup, base)
-    hosts = folder / "hosts" if not node.engine.no_mounts else None
-    mounts = volumes.mounts(spec, prepared.paths, variables, hosts)
+    names = [folder / name for name in NAME_FILES if not node.engine.no_mounts and (folder / name).exists()]
+    mounts = volumes.mounts(spec, prepared.paths, variables, names)
     logs = log_folder(folder, container.name)
     logs.mkdir(parents=True, exist_ok=True)
     _forget_old(logs, container.attempts - 2)

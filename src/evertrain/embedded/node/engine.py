@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import json
-import logging
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from evertrain.embedded.sideprocess import SideProcess
 
-PATIENCE = 30.0
-_KEPT = ("LD_LIBRARY_PATH", "EVERTRAIN_")
-"""How variables begin that the runtime process keeps; its pods don't get them."""
-ROOT = Path(__file__).resolve().parents[3]
-"""Where the package lies."""
-_PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from evertrain.embedded.node.runtime.main import main; main(sys.argv[2:])"
-)
+RUNTIME = "evertrain.embedded.node.runtime.main"
 _ADVICE = (
     "a private mount namespace is needed and this kernel does not allow it ({reason}). Run the cluster as root, or "
     "allow user namespaces: `sysctl kernel.unprivileged_userns_clone=1` on Debian, `sysctl "
     "kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu, `--cap-add SYS_ADMIN --security-opt seccomp=unconfined "
     "--security-opt apparmor=unconfined` for Docker"
 )
-
-
-class EngineLost(Exception):
-    """The runtime process is gone."""
 
 
 class Link:
@@ -66,12 +49,13 @@ class Link:
 
 
 class Engine:
-    def __init__(self, folder: Path, isolate: bool = True) -> None:
+    def __init__(self, folder: Path, isolate: bool = True, users: int = -1) -> None:
+        """`users`: descriptor of the user namespace that owns the pods' networks, if they have any."""
         self._folder = folder
         self._isolate = isolate
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._lock = asyncio.Lock()
+        self._users = users
+        self._process = SideProcess(RUNTIME, "the node's runtime process")
+        self._starting = asyncio.Lock()
         self._links: set[Link] = set()
         self.no_mounts = ""
         """Why volumes can't be mounted; empty if they can."""
@@ -80,70 +64,34 @@ class Engine:
 
     @property
     def runs(self) -> bool:
-        return self._process is not None
-
-    async def _start(self) -> socket.socket:
-        trial = self._folder / "trial"
-        trial.mkdir(parents=True, exist_ok=True)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(ROOT)]
-        command += [str(theirs.fileno()), str(os.getpid()), str(trial) if self._isolate else ""]
-        kept = {name: value for name, value in os.environ.items() if name.startswith(_KEPT)}
-        try:
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=kept
-            )
-        finally:
-            theirs.close()
-        self._socket = ours
-        try:
-            hello = await self._receive(ours)
-        except BaseException:
-            self.kill()
-            raise
-        self.no_mounts = _ADVICE.format(reason=hello["mounts"]) if hello["mounts"] else ""
-        self.no_pids = str(hello["pids"])
-        return ours
-
-    async def _receive(self, connection: socket.socket) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                data = await asyncio.get_running_loop().sock_recv(connection, 65536)
-        except (OSError, TimeoutError) as error:
-            raise EngineLost(f"the node's runtime process does not answer: {error!r}") from None
-        if not data:
-            raise EngineLost("the node's runtime process has ended")
-        found: dict[str, Any] = json.loads(data)
-        return found
+        return self._process.runs
 
     async def ready(self) -> None:
-        """It runs, and so it is known what the kernel allows."""
-        async with self._lock:
-            if self._socket is None:
-                await self._start()
+        """It runs, and so it is known what the kernel allows. Raises Lost."""
+        async with self._starting:
+            if self._process.runs:
+                return
+            trial = self._folder / "trial"
+            trial.mkdir(parents=True, exist_ok=True)
+            passed = [self._users] if self._users >= 0 else []
+            hello, _ = await self._process.start(
+                str(trial) if self._isolate else "", str(self._users), descriptors=passed
+            )
+            self.no_mounts = _ADVICE.format(reason=hello["mounts"]) if hello["mounts"] else ""
+            self.no_pids = str(hello["pids"])
 
     async def request(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Starts the process if it doesn't run. OSError if the order can't be carried out."""
-        async with self._lock:
-            connection = self._socket or await self._start()
-            attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-            try:
-                connection.sendmsg([json.dumps(order).encode()], attached)
-                answer = await self._receive(connection)
-            except (OSError, EngineLost, asyncio.CancelledError):
-                self.kill()  # whatever state it is in, the next one begins anew
-                raise
-        if answer["error"]:
-            raise OSError(answer["error"])
+        """Starts the process if it doesn't run. OSError if the order can't be carried out, Lost if it is gone."""
+        await self.ready()
+        await self._process.ask(order, descriptors)
 
-    async def spawn(self) -> Link:
-        """An init process that waits to be told what to run."""
+    async def spawn(self, network: int = -1) -> Link:
+        """An init process that waits to be told what to run, in that network namespace if one is given."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
             with theirs:
-                await self.request({"do": "spawn"}, [theirs.fileno()])
+                await self.request({"do": "spawn"}, [theirs.fileno(), *([network] if network >= 0 else [])])
             link = Link(*await asyncio.open_unix_connection(sock=ours))
         except BaseException:
             ours.close()
@@ -157,13 +105,7 @@ class Engine:
 
     def kill(self) -> None:
         """All processes of the node die at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._process.kill()
         for link in self._links:
             link.close()
         self._links.clear()

@@ -9,6 +9,8 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evertrain.embedded.network.fabric import Fabric
+from evertrain.embedded.network.plan import LOOPBACK, Plan
 from evertrain.embedded.node import logs, volumes
 from evertrain.embedded.node.addresses import Addresses
 from evertrain.embedded.recorder import Recorder
@@ -24,10 +26,12 @@ logger = logging.getLogger(__name__)
 class Machine:
     """`run()` beside the nodes, for as long as any of them runs."""
 
-    def __init__(self, kube: Kube, folder: Path) -> None:
+    def __init__(self, kube: Kube, folder: Path, plan: Plan = LOOPBACK, fabric: Fabric | None = None) -> None:
+        """`fabric`: the pods' own network, if they have one."""
         self.kube = kube
         self.folder = folder
-        self.addresses = Addresses()
+        self.fabric = fabric
+        self.addresses = Addresses(plan)
         self.watcher = logs.Watcher()
         self.recorder = Recorder(kube, "kubelet")
         self.pods = Cache(kube, POD)

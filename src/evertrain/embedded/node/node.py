@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evertrain.embedded.node import addresses, containers, logs, status
+from evertrain.embedded.node import containers, logs, status
 from evertrain.embedded.node.config import NodeConfig, base_environment, capacity, node_object, node_status
 from evertrain.embedded.node.engine import Engine
 from evertrain.embedded.node.lifecycle import Running, Waiting
 from evertrain.embedded.node.machine import Machine
 from evertrain.embedded.node.pod import PodWorker
+from evertrain.embedded.node.reach import Reach
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
 from evertrain.embedded.recorder import NORMAL, rfc3339_micro
 from evertrain.kube.port import LEASE, NODE, POD, AlreadyExists, ApiError, Conflict, NotFound, Object
@@ -37,19 +38,27 @@ STOP_GRACE = 5.0
 
 class VirtualNode:
     def __init__(
-        self, machine: Machine, config: NodeConfig, daemons: Iterable[Callable[[], Coroutine[Any, Any, None]]] = ()
+        self,
+        machine: Machine,
+        config: NodeConfig,
+        daemons: Iterable[Callable[[], Coroutine[Any, Any, None]]] = (),
+        reach: Reach | None = None,
     ) -> None:
-        """`daemons` run on the node for as long as it has power, as those of a DaemonSet would; they never end."""
+        """`daemons` run on the node for as long as it has power, as those of a DaemonSet would; they never end.
+
+        `reach`: their way to the API server, too."""
         self.machine = machine
         self._daemons = list(daemons)
-        self.kube = machine.kube
+        self.reach = reach or Reach()
+        self.kube = self.reach.over(machine.kube)
         self.config = config
         self.name = config.name
-        self.address = addresses.host(config.index)
+        self.address = config.plan.host(config.index)
         self.allocatable = capacity(config)
         self.base_environment = base_environment(config)
         self.folder = machine.folder / config.name
-        self.engine = Engine(self.folder, config.isolate)
+        self.fabric = machine.fabric if config.isolate else None
+        self.engine = Engine(self.folder, config.isolate, self.fabric.users if self.fabric is not None else -1)
         self.lookup = machine.lookup
         self._workers: dict[str, PodWorker] = {}
         self._finished: set[str] = set()
@@ -71,6 +80,8 @@ class VirtualNode:
         """Until it is cancelled (drops dead) or stopped."""
         try:
             await self.machine.ready()
+            if self.fabric is not None:
+                await self.fabric.add_node(self.config.index)
             await self._insist(self._register)
             pods = self.machine.attach(self)
             self._clear_folders({pod["metadata"]["uid"] for pod in pods})
@@ -108,6 +119,24 @@ class VirtualNode:
             for task in late:
                 task.cancel()
         self._stopped.set()
+
+    async def cut(self) -> None:
+        """Nothing goes in or out any more: neither packets of pods nor requests of the node; what runs, runs on."""
+        if self.fabric is None:
+            raise OSError("its pods are in the network of this machine; start the cluster with --own-network")
+        await self.fabric.cut(self.config.index)
+        self.reach.cut = True
+
+    async def join(self) -> None:
+        """Catches up with what has happened meanwhile."""
+        if not self.reach.cut:
+            return
+        if self.fabric is not None:
+            await self.fabric.join(self.config.index)
+        self.reach.cut = False
+        there = {pod["metadata"]["uid"]: pod for pod in self.machine.pods.select("node", self.name)}
+        for uid in {*self._workers, *self._finished, *there}:
+            self.pod_changed(uid, there.get(uid))
 
     # --- the node itself
 
@@ -174,6 +203,8 @@ class VirtualNode:
     # --- pods
 
     def pod_changed(self, uid: str, pod: Object | None) -> None:
+        if self.reach.cut:
+            return  # it doesn't hear of it before it is joined again
         worker = self._workers.get(uid)
         if pod is None:
             self._finished.discard(uid)

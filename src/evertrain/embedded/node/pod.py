@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evertrain.embedded.node import addresses, containers, lifecycle, logs, status, volumes
-from evertrain.embedded.node.engine import EngineLost, Link
+from evertrain.embedded.node.engine import Link
 from evertrain.embedded.node.environment import ConfigError, Place
 from evertrain.embedded.node.lifecycle import ContainerRun, Finish, Kill, Running, Start, Stop, Terminated, Waiting
 from evertrain.embedded.node.probes import Prober
 from evertrain.embedded.node.runtime import record
 from evertrain.embedded.recorder import NORMAL, WARNING
+from evertrain.embedded.sideprocess import Lost
 from evertrain.kube.port import POD, ApiError, Conflict, NotFound, Object
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class PodWorker:
         self._volumes_retry = FIRST_RETRY
         self._volumes_at = 0.0
         self._volume_complaint = ""
+        self._network = -1
+        """Descriptor of the pod's network namespace; -1 if it is in the machine's."""
         self._links: dict[str, Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._executions: dict[str, asyncio.Future[int]] = {}
@@ -113,7 +117,7 @@ class PodWorker:
             for link in self._links.values():
                 self._node.engine.forget(link)
             self._links.clear()
-            self._node.machine.addresses.release(self.uid)
+            await self._leave_network()
             if self._finished:
                 await self._drop_volumes()
 
@@ -136,7 +140,7 @@ class PodWorker:
             for container in self.state.containers:
                 lifecycle.note_backoff(self.state, container, f"{self.name}_{self.namespace}({self.uid})", time.time())
             if any(isinstance(step, Finish) for step in plan.steps):
-                self._node.machine.addresses.release(self.uid)
+                await self._leave_network()
                 await self._report(insist=True)
                 self._finished = not self._shut_down
                 return
@@ -179,6 +183,38 @@ class PodWorker:
             address = self._node.machine.addresses.take(self.uid, self._node.config.index, wishes)
         self._place = Place(self._node.name, self._node.address, address, self._node.allocatable)
 
+    async def _join_network(self) -> None:
+        fabric, index = self._node.fabric, self._node.config.index
+        if fabric is None or self._network >= 0:
+            return
+        if (self.pod.get("spec") or {}).get("hostNetwork"):
+            self._network = await fabric.enter_node(index)
+            return
+        own = self._node.machine.addresses.own(self.uid, index)
+        self._network = await fabric.add_pod(self.uid, index, list(dict.fromkeys((own, self._place.pod_ip))))
+
+    async def _leave_network(self) -> None:
+        """Addresses are free again, and what is in the network alone is gone."""
+        network, self._network = self._network, -1
+        if network >= 0:
+            os.close(network)
+        if self._node.fabric is not None:
+            with contextlib.suppress(OSError, Lost):
+                await self._node.fabric.forget_pod(self.uid)
+        self._node.machine.addresses.release(self.uid)
+
+    async def connect(self, host: str, port: int, ssl: Any = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To a server in the pod. Raises OSError."""
+        if self._node.fabric is None:
+            return await asyncio.open_connection(host, port, ssl=ssl)
+        made = await self._node.fabric.socket_of(self._node.config.index)
+        try:
+            await asyncio.get_running_loop().sock_connect(made, (host, port))
+            return await asyncio.open_connection(sock=made, ssl=ssl, server_hostname=host if ssl else None)
+        except BaseException:
+            made.close()
+            raise
+
     async def _prepare(self, now: float) -> float:
         """Address and volumes, once; how long to wait if they are not ready."""
         if now < self._volumes_at:
@@ -189,12 +225,15 @@ class PodWorker:
             (self.folder / "root").mkdir(exist_ok=True)
             if not self._place.pod_ip:
                 self._settle_address()
+            await self._join_network()
             prepared = volumes.prepare(self.pod, folder, self._place, self._node.lookup, self._node.config.host_paths)
             for tmpfs in prepared.tmpfs:
                 await self._mount_memory(tmpfs)
             services = list(self._node.machine.services)
             (self.folder / "hosts").write_text(addresses.hosts(self.pod, self._place.pod_ip, services))
-        except (volumes.VolumeError, addresses.Exhausted, OSError, EngineLost) as error:
+            if self._network >= 0:
+                (self.folder / "resolv.conf").write_text(containers.NO_NAME_SERVER)
+        except (volumes.VolumeError, addresses.Exhausted, OSError, Lost) as error:
             if str(error) != self._volume_complaint:
                 self._volume_complaint = str(error)
                 reason = "FailedCreatePodSandBox" if isinstance(error, addresses.Exhausted) else "FailedMount"
@@ -217,7 +256,7 @@ class PodWorker:
     async def _drop_volumes(self) -> None:
         if self._volumes is not None and self._node.engine.runs:
             for tmpfs in self._volumes.tmpfs:
-                with contextlib.suppress(OSError, EngineLost):
+                with contextlib.suppress(OSError, Lost):
                     await self._node.engine.request({"do": "unmount", "path": str(tmpfs.path)})
         self._volumes = None
         await asyncio.to_thread(self._remove_all_but_logs)
@@ -225,8 +264,8 @@ class PodWorker:
     def _remove_all_but_logs(self) -> None:
         for name in ("volumes", "root"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            (self.folder / "hosts").unlink()
+        for name in containers.NAME_FILES:
+            (self.folder / name).unlink(missing_ok=True)
 
     # --- steps
 
@@ -260,14 +299,14 @@ class PodWorker:
             assert self._volumes is not None
             await self._node.engine.ready()
             spec = containers.specification(self._node, self.pod, container, self._place, self._volumes, self.folder)
-            link = await self._node.engine.spawn()
+            link = await self._node.engine.spawn(self._network)
             spec["no_mounts"] = self._node.engine.no_mounts
             link.send(spec)
             async with asyncio.timeout(START_PATIENCE):
                 answer = await link.receive()
         except ConfigError as error:
             self._refused(container, "CreateContainerConfigError", str(error))
-        except (OSError, EngineLost, TimeoutError) as error:
+        except (OSError, Lost, TimeoutError) as error:
             self._refused(container, "CreateContainerError", str(error) or "the container did not start in time")
         else:
             self._note_start(container, link, answer or {"is": "refused", "message": "its init process has ended"})

@@ -107,9 +107,8 @@ class Prober:
         if not target:
             return "only exec, tcpSocket and httpGet probes are supported here"
         secure = _TRUSTING if str(target.get("scheme") or "").upper() == "HTTPS" else None
-        reader, writer = await asyncio.open_connection(
-            target.get("host") or self._address, self._port(target.get("port")), ssl=secure
-        )
+        host = str(target.get("host") or self._address)
+        reader, writer = await self._worker.connect(host, self._port(target.get("port")), secure)
         try:
             if not probe.get("httpGet"):
                 return ""

@@ -96,12 +96,10 @@ def sources(pod: Object) -> set[tuple[str, str]]:
 
 
 def mounts(
-    container: Mapping[str, Any], paths: Mapping[str, Path], variables: Mapping[str, str], hosts: Path | None
+    container: Mapping[str, Any], paths: Mapping[str, Path], variables: Mapping[str, str], names: Sequence[Path]
 ) -> list[Mount]:
-    """What is mounted where in a container."""
-    found: list[Mount] = []
-    if hosts is not None:
-        found.append(Mount(source=str(hosts), target="/etc/hosts", read_only=False))
+    """What is mounted where in a container. `names`: files that take the place of those of the same name in /etc."""
+    found = [Mount(source=str(file), target=f"/etc/{file.name}", read_only=False) for file in names]
     for mount in container.get("volumeMounts") or []:
         path = paths.get(str(mount["name"]))
         if path is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import queue
@@ -52,6 +53,10 @@ class Reporter:
         """How the processes have ended that have failed."""
         self._standing: Body | None = None
         """What a manager that takes over has to hear: that we wait for our start, or which processes have failed."""
+        self._missed = asyncio.Event()
+        """That could not be sent."""
+        self._failed: list[int] = []
+        """Ranks that signs of life name, from when they were reported: there may be another manager by now."""
         self.running = False
         """The processes have been started: with those of the other nodes, they are the job."""
         self._alive: Future[None] | None = None
@@ -77,15 +82,35 @@ class Reporter:
 
     async def _keep_alive(self) -> None:
         while True:
-            await asyncio.sleep(self._every)
-            extension = {**self._id, frames.RUNNING: "true"} if self.running else self._id or None
-            sign = frames.body(KEEP_ALIVE, 0, FaultReport([], self.restarts).encode(), extension)
-            before, self.heard = self.heard, await self.member.deliver(sign, tries=1)
+            await self._until_next()
+            before, self.heard = self.heard, await self.member.deliver(self._sign(), tries=1)
             if self.heard != before:
                 heard = "hears us again" if self.heard else "does not hear us; the training goes on"
                 log.warning("the manager %s", heard)
-            if self.heard and not before and (standing := self._standing) is not None:
-                await self.member.deliver(standing)
+            if self.heard and (not before or self._missed.is_set()):
+                self._missed.clear()
+                if (standing := self._standing) is not None and not await self.member.deliver(standing):
+                    self._missed.set()
+
+    async def _until_next(self) -> None:
+        """In a large job that is long; who has something to say that was missed does not wait for so long."""
+        if self._missed.is_set():
+            await asyncio.sleep(ALIVE)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._every):
+                await self._missed.wait()
+
+    def _sign(self) -> Body:
+        """It says again what has failed, with all that is known of it: a manager that was killed after the report and
+        is back before the next sign is not missed by anybody, and knows nothing."""
+        restarts, failed = self.restarts, self._failed  # in this order: `starts_again` changes them in the other
+        extension = dict(self._id)
+        if failed and self._standing is not None:
+            extension |= self._standing.extension or {}
+        if self.running:
+            extension[frames.RUNNING] = "true"
+        return frames.body(KEEP_ALIVE, 0, FaultReport(failed, restarts).encode(), extension or None)
 
     def order(self) -> Body | None:
         """The next one of the manager, None if there is none."""
@@ -110,20 +135,29 @@ class Reporter:
         self._standing = frames.body(STATUS, Code.RESTART_TIMES, str(restarts), self._id)
         self._send(self._standing)
 
+    def starts_again(self, restarts: int) -> None:
+        """All processes are about to be started: what has failed before is nobody's concern."""
+        self.running, self._failed = False, []
+        self.restarts = restarts
+
     def faults(self, ranks: Iterable[int], causes: Mapping[int, Cause] | None = None) -> None:
         """`causes` are those of the ranks that have just failed."""
         known = {rank: cause for rank, cause in (causes or {}).items() if cause.code is not None}
         self._ends |= {rank: ProcessEnd(cause.code or 0, cause.words[:CAUSE]) for rank, cause in known.items()}
-        self.stands(ranks)
+        self._stand(ranks := sorted(ranks))
         types = {rank: cause.fault_type for rank, cause in (causes or {}).items() if cause.fault_type != NORMAL_FAULT}
         if self._standing is not None:
             if types and self._standing.extension is not None:
                 self._standing.extension[frames.FAULT_TYPES] = frames.fault_types_text(types)
             self._send(self._standing)
+        self._failed = ranks
 
     def stands(self, faulty: Iterable[int]) -> None:
         """The processes have been started, but these have failed. The manager knows, unless it is another one."""
-        ranks = sorted(faulty)
+        self._stand(ranks := sorted(faulty))
+        self._failed = ranks
+
+    def _stand(self, ranks: list[int]) -> None:
         report = FaultReport(ranks, self.restarts).encode()
         self._ends = {rank: end for rank, end in self._ends.items() if rank in ranks}
         extension = {**self._id, "REPORT_FAULT_TIME": str(int(time.time())), frames.REPLACED: str(self.replaced)}
@@ -134,11 +168,15 @@ class Reporter:
         self._standing = frames.body(STATUS, Code.FAULT_RANKS, report, extension) if ranks else None
 
     def _send(self, body: Body, tries: int = 3) -> None:
-        shared().run(self.member.deliver(body, tries))
+        shared().run(self._deliver(body, tries))
+
+    async def _deliver(self, body: Body, tries: int) -> None:
+        if not await self.member.deliver(body, tries) and body is self._standing:
+            self._missed.set()
 
     def leaves(self) -> None:
         """It was told to exit, and does."""
-        self._standing = None
+        self._standing, self._failed = None, []
         self.member.send(STATUS, Code.FAULT_RANKS, FaultReport([], self.restarts).encode(), self._id)
 
     def ends(self, code: int) -> None:

@@ -12,10 +12,11 @@ class UnknownTorch(ImportError):
     """This torch is not one that we know how to change."""
 
 
-def lacking(version: str, missing: Iterable[str]) -> UnknownTorch:
-    return UnknownTorch(
-        f"{_known(version)}, and it lacks {', '.join(missing)}: torchrun can't be turned into TaskD's agent"
-    )
+NO_AGENT = "torchrun can't be turned into TaskD's agent"
+
+
+def lacking(version: str, missing: Iterable[str], so: str = NO_AGENT) -> UnknownTorch:
+    return UnknownTorch(f"{_known(version)}, and it lacks {', '.join(missing)}: {so}")
 
 
 def unread(version: str) -> str | None:

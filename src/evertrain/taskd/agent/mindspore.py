@@ -18,7 +18,7 @@ from evertrain.taskd.frames import BadFrame, Body
 log = logging.getLogger(__name__)
 
 RESTARTS = 1
-"""What a MindSpore agent says about its restarts; it does not count them."""
+"""What a MindSpore agent says about its restarts when it starts; it has as many as are needed."""
 LOOK = 0.5
 """Seconds between looks at processes whose ends nobody announces."""
 
@@ -111,9 +111,12 @@ class MsAgent:
         if self._started:
             log.info("the processes have been started already")
         else:
-            self._start_all()
+            self._start_all(body)
 
-    def _start_all(self) -> None:
+    def _start_all(self, body: Body) -> None:
+        with contextlib.suppress(ValueError):
+            # Not a limit, but what the manager knows later reports by: those from before this start mean nothing.
+            self._reporter.starts_again(int(body.message))
         self._faulty.clear()
         self._msrun.start_all()
         self._started = True
@@ -121,7 +124,7 @@ class MsAgent:
 
     def _restart(self, body: Body) -> None:
         self._msrun.kill_all()
-        self._start_all()
+        self._start_all(body)
 
     def _named(self, body: Body) -> list[Process]:
         wanted = set(frames.rank_list(body.message))

@@ -59,7 +59,7 @@ class PtAgent:
         self._done: set[int] = set()
         """Local ranks whose process has ended with success."""
         self._faulty: set[int] = set()
-        """Global ranks that were reported and not replaced yet."""
+        """Global ranks whose process has failed, that were reported and not replaced yet."""
         self._reported_at: float | None = None
         self._most, self._faults = 0, 0
         """How many faults this container may have (--max_restarts), and for how many processes were replaced."""
@@ -187,13 +187,23 @@ class PtAgent:
     def _watch(self) -> None:
         """Begin to wait for all processes that are there now."""
         self._unwatch()
-        self._guardian.guard(self._elastic.pids.values())
-        for local_rank, pid in self._elastic.pids.items():
-            if local_rank not in self._done:
+        there = self._there()
+        ended = [each for each in there if self._elastic.ended(each) is not None]  # by an order just before this one
+        self._ended(ended)
+        there = {local_rank: pid for local_rank, pid in there.items() if local_rank not in ended}
+        self._guardian.guard(there.values())
+        for local_rank, pid in there.items():
+            with contextlib.suppress(ProcessLookupError):
                 descriptor = os.pidfd_open(pid)
                 self._watched[descriptor] = local_rank
                 self._selector.register(descriptor, selectors.EVENT_READ)
-                self._started.setdefault(local_rank, time.time_ns())
+            self._started.setdefault(local_rank, time.time_ns())
+
+    def _there(self) -> dict[int, int]:
+        """Process ids by local ranks, without those that have ended: the ids of these may be somebody else's by now."""
+        ranks = self._elastic.ranks
+        gone = {local for local, rank in ranks.items() if rank in self._faulty} | self._done
+        return {local: pid for local, pid in self._elastic.pids.items() if local not in gone}
 
     def _unwatch(self) -> None:
         for descriptor in self._watched:
@@ -236,7 +246,8 @@ class PtAgent:
         self._reporter.running = False
         if restarts < 0:
             raise _Leave("no restarts are left (--max_restarts)")
-        self._elastic.restarts = self._reporter.restarts = restarts
+        self._reporter.starts_again(restarts)
+        self._elastic.restarts = restarts
         self._clear()
         try:
             self._elastic.start_all(under_way)

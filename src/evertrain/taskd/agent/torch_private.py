@@ -1,4 +1,4 @@
-"""What we need of torchrun beyond its public interface. The only file that touches it.
+"""What we need of torch and torchrun beyond their public interface. The only file that touches it.
 
 torchrun keeps the processes of a node in one context that ends them all when one fails. Ours has a context for each, so
 that one can be replaced while the others live. Everything else stays torchrun's: rendezvous, environment, log files.
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,6 +40,7 @@ try:
         RendezvousStoreInfo,
         dynamic_rendezvous,
     )
+    from torch.utils.data import dataloader
 except ImportError as error:
     raise known_torch.lacking(torch.__version__, [f"a name ({error})"]) from error
 
@@ -181,6 +182,19 @@ def hccl_name(group: Any, rank: int) -> str | None:
         return str(group._get_backend(torch.device("npu")).get_hccl_comm_name(rank))
     except (AttributeError, RuntimeError):
         return None
+
+
+def data_iterator() -> type[Any]:
+    """What every iterator over a DataLoader is derived from, with its `__next__`. UnknownTorch if there is no such."""
+    found = getattr(dataloader, "_BaseDataLoaderIter", None)
+    if "__next__" not in vars(found or object):
+        part = "_BaseDataLoaderIter" + ("" if found is None else ".__next__")
+        raise known_torch.lacking(
+            torch.__version__,
+            [f"torch.utils.data.dataloader.{part}"],
+            "timings of the loading of data can't be taken",
+        )
+    return cast(type[Any], found)
 
 
 @dataclass

@@ -51,6 +51,7 @@ def _prepared(config: dict[str, Any]) -> Config:
     for key in ("plugin_dir", "fault_recover"):
         if not isinstance(config.get(key, ""), str | None):
             raise TypeError(f"{key}: a string is needed, not {config[key]!r}")
+    address, problem = _usable(config.get("cluster_infos"))
     return Config(
         job=job,
         nodes=nodes,
@@ -58,7 +59,8 @@ def _prepared(config: dict[str, Any]) -> Config:
         recovers_processes=bool(config.get("fault_recover")),
         enabled=config["taskd_enable"] == "on",
         listen=f"{environment.manager_host()}:{environment.manager_port()}",
-        clusterd=_usable(_clusterd(config.get("cluster_infos")) or environment.clusterd()),
+        clusterd=address,
+        no_clusterd=problem,
         security=environment.security(),
         plugins=plugins.load(config.get("plugin_dir") or ""),
         reset_file=environment.reset_folder() / "reset.json",
@@ -86,11 +88,13 @@ def _clusterd(infos: Any) -> str:
     return ""
 
 
-def _usable(address: str) -> str:
+def _usable(infos: Any) -> tuple[str, str]:
+    """The address of ClusterD; or what is wrong with it."""
+    named = _clusterd(infos)
+    address = named or environment.clusterd()
     if address and (problem := host_problem(address.rpartition(":")[0])):
-        log.error("the address of ClusterD, nobody is asked there: %s", problem)
-        return ""
-    return address
+        return "", f"{'cluster_infos' if named else 'MINDX_SERVER_IP'}: {problem}"
+    return address, ""
 
 
 def start_taskd_manager() -> bool:

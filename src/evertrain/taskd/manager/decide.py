@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from evertrain.taskd import frames, tracing
 from evertrain.taskd.codes import AGENT, KEEP_ALIVE, PROFILING_RESULTS, REGISTER, STATUS, WORKER, Code
-from evertrain.taskd.frames import BadFrame, Body, ProcessEnd
+from evertrain.taskd.frames import BadFrame, Body, FaultReport, ProcessEnd
 from evertrain.taskd.manager import orders as o
 from evertrain.taskd.manager.nic import NicSwitches
 from evertrain.taskd.manager.orders import End, Order, Signal, ToAgent, ToController
@@ -62,6 +62,8 @@ class Decisions:
         """By node: how often its agent was told to replace processes."""
         self._types: dict[int, int] = {}
         """By rank: what its agent knows about a fault that the controller hasn't reported yet."""
+        self._told: dict[int, dict[int, int]] = {}
+        """By node: ranks that its agent has reported as failed, with the restarts that were left then."""
         self._over = False
         self._verdict = ""
         """Why the manager gave the job up."""
@@ -112,13 +114,14 @@ class Decisions:
             self.pods.register(node, now)
             for kept in (self._withheld, self._running, self._starting, self._replacing):
                 kept.pop(node, None)
+            self._told.pop(node, None)
             return []
         self._ids.setdefault(node, speaks)
         if self._successors.get(node) and speaks != self._ids[node]:
             log.info("agent %d: a late word of the one that was told to exit: %d", node, body.code)
             return []
         if body.msg_type == KEEP_ALIVE:
-            return self._alive(node, body)
+            return self._alive(node, body, now)
         if body.msg_type != STATUS:
             log.warning("agent %d says %s %d: unknown", node, body.msg_type, body.code)
             return []
@@ -137,15 +140,28 @@ class Decisions:
         """Another manager has led the job before."""
         return self._inherited
 
-    def _alive(self, node: int, body: Body) -> list[Order]:
-        """A manager that took over learns from the agents how many restarts are left, and that the job is under way."""
+    def _alive(self, node: int, body: Body, now: float) -> list[Order]:
+        """A manager that took over learns from the agents how many restarts are left, and that the job is under way.
+        And a report of faults that nobody has got is made up for."""
         inherited = node not in self._registered
         self._inherited |= inherited
         self.pods.known(node)
         try:
-            left = frames.fault_report(body.message).restart_times
+            report = frames.fault_report(body.message)
         except BadFrame:
             return []
+        return [*self._learn(node, body, report.restart_times, inherited), *self._missed(node, body, report, now)]
+
+    def _missed(self, node: int, body: Body, report: FaultReport, now: float) -> list[Order]:
+        """What has failed by a sign of life, if the report of it has never come."""
+        told = self._told.get(node, {})
+        if all(told.get(rank) == report.restart_times for rank in report.fault_ranks):
+            return []
+        if not self._has_the_place(node, body) or self._is_old(node, body) or self.pods.crossed(report):
+            return []
+        return self._faults(node, body, now)
+
+    def _learn(self, node: int, body: Body, left: int, inherited: bool) -> list[Order]:
         if left < 0:
             return []
         running = frames.is_running(body)
@@ -176,6 +192,22 @@ class Decisions:
             return []
         return [self._start(node, given)]
 
+    def _start_withheld(self) -> list[Order]:
+        withheld, self._withheld = self._withheld, {}
+        return [self._start(node, given) for node, given in sorted(withheld.items())]
+
+    def _pause_is_over(self, now: float) -> list[Order]:
+        """The word that ends it has not come."""
+        if self._signals.paused_until is None or now < self._signals.paused_until:
+            return []
+        self._signals.paused_until = None
+        log.warning(
+            "agents need not wait for their start any more: ClusterD has not said so again (since it was away, or for "
+            "as long as a stress test may take); those of nodes %s go on",
+            sorted(self._withheld),
+        )
+        return self._start_withheld()
+
     def _start(self, node: int, given: int) -> Order:
         left, under_way = self.pods.starts(node, given), self._under_way(node)
         if under_way:
@@ -193,10 +225,14 @@ class Decisions:
         if not report.fault_ranks:
             self._running.pop(node, None)
         self._inherited |= node not in self._registered
+        if not self._is_old(node, body):
+            self._told[node] = dict.fromkeys(report.fault_ranks, report.restart_times)
         types = frames.fault_types(body.extension)
         self._types |= types
         log.info("agent %d: faults of ranks %s %s", node, report.fault_ranks, f"of types {types}" if types else "")
         orders = self.pods.reported(node, report, now)
+        if not report.fault_ranks and self._has_the_place(node, body):
+            orders += self._gone(node)
         if node == 0 and self.pods.agents[0].gone:
             pod_ends = "the agent of the first pod exits, and with it the pod: the cluster restarts the job"
             orders = [End(self._verdict or pod_ends, ok=False)]
@@ -207,15 +243,30 @@ class Decisions:
                 self._tell_ended(Ended(tuple(report.fault_ranks), ends, most, report.restart_times))
         return orders
 
+    def _has_the_place(self, node: int, body: Body) -> bool:
+        """It is said by the agent that has registered last, not by one that a backup stands in for."""
+        return (body.extension or {}).get(frames.AGENT_ID, "") == self._ids.get(node, "")
+
     def _is_old(self, node: int, body: Body) -> bool:
         """The report has crossed the order that has these processes replaced: it is not about those that follow."""
         count = frames.replaced(body.extension)
-        return self.pods.agents[node].leaving or (count is not None and count < self._replacing.get(node, 0))
+        return self.pods.known(node).leaving or (count is not None and count < self._replacing.get(node, 0))
 
     def _ended(self, node: int, body: Body) -> list[Order]:
         code = int(body.message) if is_rank(body.message) else 1
         self._running.pop(node, None)
         self.pods.ended(node, code)
+        return self._end()
+
+    def _gone(self, node: int) -> list[Order]:
+        """There is no agent there any more, and none of its processes. It may have been the last one."""
+        ranks = [rank for rank, where in self._workers.items() if where == node]
+        for rank in ranks:
+            del self._workers[rank]
+            self._profiling.forget(rank)
+        return [*(order for rank in ranks for order in self.unreachable(rank)), *self._end()]
+
+    def _end(self) -> list[Order]:
         missing = len(self.pods.agents) < self._nodes and not self._inherited
         if self._over or missing or not self.pods.all_succeeded:
             return []
@@ -243,7 +294,11 @@ class Decisions:
         return [*self._nics.lost(rank), *self._stress.lost(rank)]
 
     def not_told(self, node: int, body: Body, per_node: int) -> list[Order]:
-        """An agent does not hear an order. Processes that it was to start will not come, and others wait for them."""
+        """An agent does not hear an order. Processes that it was to start will not come, and others wait for them. One
+        that was to exit has gone without a word, with its node."""
+        if body.code == Code.EXIT_AGENT and self.pods.known(node).leaving:
+            self.pods.known(node).gone = True
+            return self._gone(node)
         if body.code != Code.RESTART_WORKERS or not self.pods.recovers_processes or self.pods.known(node).leaving:
             return []
         ranks = [rank for rank in frames.rank_list(body.message) if rank // per_node == node]
@@ -251,8 +306,12 @@ class Decisions:
 
     # What ClusterD and the scheduler say.
 
-    def signal(self, signal: Signal) -> list[Order]:
-        orders, why = self._signals.handle(signal)
+    def subscribed(self, now: float) -> None:
+        """ClusterD hears us from now on, and need not know what it has said before."""
+        self._signals.subscribed(now)
+
+    def signal(self, signal: Signal, now: float = 0.0) -> list[Order]:
+        orders, why = self._signals.handle(signal, now)
         if why:
             log.info("signal %s: %s", signal.type, why)
         if signal.type == o.KILL_MASTER:
@@ -260,16 +319,15 @@ class Decisions:
         if signal.type == o.STOP_TRAIN:
             self._recovery = signal.uuid
         if signal.type == o.CONTINUE_START:
-            withheld, self._withheld = self._withheld, {}
-            orders = [self._start(node, given) for node, given in sorted(withheld.items())]
+            orders = self._start_withheld()
         orders = [order for order in orders if not self._is_for_the_one_before(order, signal)]
         orders += self._passed_over(signal) if orders else []
-        replacing = [
-            each.node for each in orders if isinstance(each, ToAgent) and each.body.code == Code.RESTART_WORKERS
-        ]
-        for node in replacing:
-            self._replacing[node] = self._replacing.get(node, 0) + 1
-        self.pods.healed(replacing)
+        replacing = [each for each in orders if isinstance(each, ToAgent) and each.body.code == Code.RESTART_WORKERS]
+        for order in replacing:
+            self._replacing[order.node] = self._replacing.get(order.node, 0) + 1
+            for rank in frames.rank_list(order.body.message):
+                self._told.get(order.node, {}).pop(rank, None)
+        self.pods.healed(order.node for order in replacing)
         for each in orders:
             if isinstance(each, ToAgent) and each.body.code == Code.EXIT_AGENT:
                 self.pods.known(each.node).leaving = True
@@ -323,6 +381,10 @@ class Decisions:
     def stress_test(self, uuid: str, job: str, ops: Mapping[int, Sequence[int]], now: float) -> list[Order]:
         return self._stress.order(uuid, job, ops, self._workers, now)
 
+    def stress_test_told(self, rank: int, body: Body, now: float) -> None:
+        """The worker has the order."""
+        self._stress.told(rank, body, now)
+
     def profile(self, values: Mapping[str, str], now: float) -> list[Order]:
         return self._profiling.want(tracing.switch(values), now)
 
@@ -334,11 +396,13 @@ class Decisions:
 
     @property
     def deadline(self) -> float | None:
-        parts = (self.pods.deadline, self._nics.deadline, self._stress.deadline, self._profiling.deadline)
-        return min((at for at in parts if at is not None), default=None)
+        parts = (self.pods, self._nics, self._stress, self._profiling)
+        ends = (self._signals.paused_until, *(part.deadline for part in parts))
+        return min((at for at in ends if at is not None), default=None)
 
     def tick(self, now: float) -> list[Order]:
-        return [each for part in (self.pods, self._nics, self._stress, self._profiling) for each in part.tick(now)]
+        parts = (self.pods, self._nics, self._stress, self._profiling)
+        return [*self._pause_is_over(now), *(each for part in parts for each in part.tick(now))]
 
 
 def _may_be(who: Position) -> bool:

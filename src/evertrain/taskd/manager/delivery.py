@@ -23,12 +23,16 @@ MOST = 20_000
 
 
 class Delivery:
-    """`send` takes (who, text, uuid) and returns 0 if it has arrived; `lost` hears of an order that did not."""
+    """`send` takes (who, text, uuid) and returns 0 if it has arrived; `lost` hears of an order that did not, and
+    `arrived` of one that did."""
 
     def __init__(
-        self, send: Callable[[Position, str, str], Awaitable[int]], lost: Callable[[Position, Body], None]
+        self,
+        send: Callable[[Position, str, str], Awaitable[int]],
+        lost: Callable[[Position, Body], None],
+        arrived: Callable[[Position, Body], None] = lambda who, body: None,
     ) -> None:
-        self._send, self._lost = send, lost
+        self._send, self._lost, self._arrived = send, lost, arrived
         self._waiting: dict[Position, deque[Body]] = {}
         self._tasks: dict[Position, asyncio.Task[None]] = {}
         self._gates = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(AT_ONCE))
@@ -65,8 +69,7 @@ class Delivery:
         while waiting:
             body = waiting.popleft()
             try:
-                if not await self._deliver(who, body):
-                    self._lost(who, body)
+                (self._arrived if await self._deliver(who, body) else self._lost)(who, body)
             except Exception as error:  # an order that can't be sent must not hold up the next
                 log.error("order to %s: %s: %s", who, type(error).__name__, str(error))
         if self._waiting.get(who) is waiting:

@@ -40,6 +40,11 @@ class Profiling:
         self._told.pop(rank, None)
         return [] if self.wanted == Switch() else self._tell((rank,), now)
 
+    def forget(self, rank: int) -> None:
+        """A process that is not there any more."""
+        self._is.pop(rank, None)
+        self._told.pop(rank, None)
+
     def result(self, rank: int, code: int, now: float) -> list[Order]:
         """What a worker does: what it was told, or what it had read in a file before it was told anything."""
         if code not in PROFILING_RESULTS or rank not in self._is:

@@ -15,6 +15,8 @@ from evertrain.taskd.manager import orders as o
 from evertrain.taskd.manager.orders import Order, ToController
 
 DEFAULT_RESTARTS = 32767
+UNKNOWN = -1
+"""What an agent that is not ours says about restarts. Those of MindSpore may be less: they have as many as needed."""
 PATIENCE = 25 * 60.0
 """Seconds in which a fault on node 0 has to be dealt with before the job is given up."""
 
@@ -28,7 +30,7 @@ class Agent:
     leaving: bool = False
     """Told to exit; a replacement will register."""
     gone: bool = False
-    """It has said that it exits: there is nobody to be told anything."""
+    """It has said that it exits, or could not be told to: there is nobody to be told anything."""
     ended: int | None = None
     """Its exit code, once it has said so."""
 
@@ -88,7 +90,7 @@ class Rescheduling:
 
     def crossed(self, report: FaultReport) -> bool:
         """The fault happened before the restart that its agent has been told of meanwhile."""
-        return report.restart_times >= 0 and self.restarts is not None and report.restart_times > self.restarts
+        return report.restart_times != UNKNOWN and self.restarts is not None and report.restart_times > self.restarts
 
     def is_gone(self, node: int) -> bool:
         return node in self.agents and self.agents[node].gone
@@ -139,7 +141,13 @@ class Rescheduling:
 
     @property
     def all_succeeded(self) -> bool:
-        return bool(self.agents) and all(agent.ended == 0 for agent in self.agents.values())
+        """An agent that has left counts only if this manager has ordered another pod in its place: a job that goes on
+        smaller ends without it."""
+        awaited = {ordered.node for ordered in self._uncounted if ordered.back is None}
+        left = {agent.node for agent in self.agents.values() if agent.gone} - awaited
+        return len(left) < len(self.agents) and all(
+            agent.ended == 0 for agent in self.agents.values() if agent.node not in left
+        )
 
     @property
     def deadline(self) -> float | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evertrain.taskd import environment, files, frames
-from evertrain.taskd.codes import AGENT, MANAGER, REGISTER, WORKER
+from evertrain.taskd.codes import AGENT, MANAGER, REGISTER, WORKER, Code
 from evertrain.taskd.frames import BadFrame, Body
 from evertrain.taskd.manager import reports
 from evertrain.taskd.manager.alone import Alone
@@ -59,6 +59,8 @@ class Config:
     """The MindIO controller runs, and ClusterD's signals are asked for."""
     listen: str = "127.0.0.1:9601"
     clusterd: str = ""
+    no_clusterd: str = ""
+    """Why the ClusterD that the job names can't be asked."""
     security: Security = field(default_factory=Security)
     plugins: Plugins = field(default_factory=Plugins)
     reset_file: Path = RESET_FILE
@@ -83,7 +85,7 @@ class Manager:
         """That ClusterD has not decided about."""
         self._discussed = False
         """It has heard of some of them."""
-        self._delivery = Delivery(self._send, self._lost)
+        self._delivery = Delivery(self._send, self._lost, self._arrived)
         self._background: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._end: asyncio.Future[End] | None = None
@@ -140,6 +142,9 @@ class Manager:
                 leads=self._led,
             )
             await self._clusterd.start()
+        elif config.no_clusterd:
+            # Somebody else leads this job, by another policy than ours; two who decide would be worse than none.
+            log.error("%s: ClusterD can't be asked, and nobody decides about faults of this job", config.no_clusterd)
         elif config.enabled and config.recovers_processes:
             world = config.nodes * config.per_node
             self._alone = Alone(config.job, world, config.per_node, environment.strategies())
@@ -218,11 +223,13 @@ class Manager:
         if signal.type != "keep-alive":
             log.info("signal: %s", signal)
         orders = self.config.plugins.ask("signal", signal)
-        self._carry_out(self._mind.signal(signal) if orders is None else orders)
+        self._carry_out(self._mind.signal(signal, self._now) if orders is None else orders)
 
     def _led(self, led: bool) -> None:
         """ClusterD leads the job, from now on and as if nothing had been; or it does not, and pods are the unit."""
         self._mind.pods.recovers_processes = led and self.config.recovers_processes
+        self._mind.subscribed(self._now)
+        self._set_timer()
         if led and self._discussed:
             log.warning("ClusterD is told again of the faults of ranks %s", sorted(self._open_faults))
             assert self._clusterd is not None
@@ -397,6 +404,11 @@ class Manager:
 
     async def _send(self, who: Position, text: str, uuid: str) -> int:
         return await self._node.send(who, text, mtype="default", uuid=uuid)
+
+    def _arrived(self, who: Position, body: Body) -> None:
+        if who.role == WORKER and body.code == Code.STRESS_TEST:
+            self._mind.stress_test_told(int(who.process), body, self._now)
+            self._set_timer()
 
     def _lost(self, who: Position, body: Body) -> None:
         if who.role == WORKER:

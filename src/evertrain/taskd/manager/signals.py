@@ -1,7 +1,7 @@
 """What each signal of ClusterD means: orders to the controller and to agents, in their order. Pure.
 
 Signals are dealt with one by one as they come; none waits for another and none hides another. The same one again,
-after a connection that broke, does nothing.
+after a connection that broke, does nothing, but for the word that agents are to wait: it is true for longer then.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Callable
 from evertrain.taskd.frames import Seen
 from evertrain.taskd.manager import orders as o
 from evertrain.taskd.manager.orders import Order, Signal, ToController
+from evertrain.taskd.manager.stress import LIMIT
 
 ONE_ACTION_EACH = frozenset({o.STOP_TRAIN, o.GLOBAL_FAULT, o.PRE_EXIT, o.FAULT_NODES_EXIT})
 """Types that mean what their actions say."""
 PLAIN_STRATEGIES = frozenset({"retry", "dump", "continue", "migration"})
 SCALING = frozenset({"downgrade", "upgrade"})
+REPEATED = 5.0
+"""Seconds that ClusterD has to say again, when it is there anew, that agents are to wait."""
 
 
 class Signals:
@@ -24,15 +27,27 @@ class Signals:
     def __init__(self, job: str, restart: Callable[[tuple[int, ...], Signal], list[Order]]) -> None:
         self._job, self._restart = job, restart
         self._seen = Seen(256)
-        self.paused = False
-        """Agents that want to start have to wait."""
+        self.paused_until: float | None = None
+        """Agents that want to start have to wait. No stress test takes longer."""
 
-    def handle(self, signal: Signal) -> tuple[list[Order], str]:
+    @property
+    def paused(self) -> bool:
+        return self.paused_until is not None
+
+    def subscribed(self, now: float) -> None:
+        """ClusterD may have forgotten the pause, and will then never end it."""
+        if self.paused_until is not None:
+            self.paused_until = min(self.paused_until, now + REPEATED)
+
+    def handle(self, signal: Signal, now: float) -> tuple[list[Order], str]:
         """The orders, and why there are none if there are none."""
         if signal.type == o.SIGNAL_ALIVE:
             return [], ""
         if signal.job and signal.job != self._job:
             return [], f"a signal for another job, {signal.job}"
+        if signal.type in (o.PAUSE_START, o.CONTINUE_START):
+            self.paused_until = now + LIMIT if signal.type == o.PAUSE_START else None
+            return [], f"agents that start {'wait' if self.paused else 'go on'}"
         if signal.uuid and self._seen.again(repr(signal)):
             return [], f"the signal {signal.type} {signal.uuid} again"
         match signal.type:
@@ -44,9 +59,6 @@ class Signals:
                 return [ToController("save_and_exit"), *o.exit_agents(signal.nodes)], ""
             case o.HOT_SWITCH:
                 return [ToController(action, signal.faults) for action in signal.actions], ""
-            case o.PAUSE_START | o.CONTINUE_START:
-                self.paused = signal.type == o.PAUSE_START
-                return [], f"agents that start {'wait' if self.paused else 'go on'}"
             case o.CHANGE_STRATEGY:
                 return self._strategy(signal)
             case kind if kind in ONE_ACTION_EACH:

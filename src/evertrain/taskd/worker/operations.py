@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +30,8 @@ TEXTS = {
 }
 FAILED, TIMED_OUT, BAD_VOLTAGE = 1, 3, 4
 NO_RESULT = "can not exec stress test"
+_NPU = {"pt": "torch_npu", "ms": "mindspore"}
+"""By framework: the package with which it knows NPUs."""
 
 SwitchNic = Callable[[list[int], list[bool]], bool]
 Detect = Callable[[int], Any]
@@ -56,6 +60,11 @@ def paused() -> Iterator[Callable[[], bool] | None]:
         return
     with processor.main.hold() as ended:
         yield ended
+
+
+def can_be_paused() -> bool:
+    """MindIO knows this process."""
+    return runtime.processor is not None
 
 
 def switch_nic(framework: str, rank: int, name: str, ranks: Sequence[int], ops: Sequence[bool]) -> bool:
@@ -100,7 +109,7 @@ def stress(framework: str, op: int) -> tuple[int, str]:
     try:
         detect = _detector(framework)
     except Exception as error:
-        log.error("the stress test could not be prepared: %s", str(error))
+        log.error("the stress test could not be prepared: %s: %s", type(error).__name__, str(error))
         return FAILED, TEXTS[FAILED]
     try:
         code = detect(op)
@@ -114,15 +123,18 @@ def stress(framework: str, op: int) -> tuple[int, str]:
 
 
 def _detector(framework: str) -> Detect:
+    """An NPU whose software is broken must not pass because the processor computes right: then this fails."""
     if _detect is not None:
         return _detect
-    try:
-        if framework == "ms":
-            detect: Detect = importlib.import_module("mindspore.utils").stress_detect
-            return detect
-        npu = importlib.import_module("torch_npu").npu
-    except (ImportError, AttributeError):
+    if not _is_installed(_NPU[framework]):
         return cpu_stress.detect
+    if framework == "ms":
+        detect: Detect = importlib.import_module("mindspore.utils").stress_detect
+        return detect
+    found: Detect = importlib.import_module("torch_npu").npu.stress_detect
     importlib.import_module("torch").npu.set_device(f"npu:{os.environ['LOCAL_RANK']}")
-    found: Detect = npu.stress_detect
     return found
+
+
+def _is_installed(package: str) -> bool:
+    return sys.modules.get(package) is not None or importlib.util.find_spec(package) is not None

@@ -21,6 +21,7 @@ class Profiler:
     def __init__(self, rank: int, framework: str, limit_mb: int) -> None:
         self._traces = Traces(rank, limit_mb)
         self._torch = TorchMarks() if framework == "pt" else None
+        """Of MindSpore nobody knows where to put marks."""
         self._failed = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write, name="taskd-profiler", daemon=True)
@@ -38,15 +39,20 @@ class Profiler:
         """The code of the answer."""
         self._failed = False
         marks.default, marks.communication = default, communication
-        if self._torch is not None:
-            try:
-                self._torch.put_in() if default or communication else self._torch.take_out()
-            except Exception as error:
-                log.error("the timings can't be taken: %s", str(error))
-                marks.default = marks.communication = False
-                self._failed = True
-                self._torch.take_out()
+        try:
+            self._mark(default or communication)
+        except Exception as error:
+            log.error("the timings can't be taken: %s", str(error))
+            marks.default = marks.communication = False
+            self._failed = True
+            self._mark(False)
         return self.state()
+
+    def _mark(self, wanted: bool) -> None:
+        if self._torch is not None:
+            self._torch.put_in() if wanted else self._torch.take_out()
+        elif wanted:
+            raise RuntimeError("there are none of MindSpore")
 
     def state(self) -> int:
         """What is on, as the manager is told it."""

@@ -35,7 +35,7 @@ class TorchMarks:
         optimizer = importlib.import_module("torch.optim.optimizer")
         module = importlib.import_module("torch.nn.modules.module")
         torch = importlib.import_module("torch")
-        loading = importlib.import_module("torch.utils.data.dataloader")
+        private = importlib.import_module("evertrain.taskd.agent.torch_private")  # it loads torch
         c10d = importlib.import_module("torch.distributed")
         hooks = [
             optimizer.register_optimizer_step_post_hook(self._updated),
@@ -43,7 +43,7 @@ class TorchMarks:
             module.register_module_forward_hook(self._forward_ends, always_call=True),
         ]
         self._undo = [hook.remove for hook in hooks]
-        self._wrap(loading._BaseDataLoaderIter, "__next__", "dataloader")
+        self._wrap(private.data_iterator(), "__next__", "dataloader")
         self._wrap(torch, "save", "save_checkpoint")
         for name in _COLLECTIVES:
             if hasattr(c10d, name):

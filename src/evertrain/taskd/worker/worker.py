@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evertrain.taskd import environment, files
-from evertrain.taskd.codes import ACTION, KEEP_ALIVE, PROFILING_ORDERS, REGISTER, STATUS, WORKER, Code
+from evertrain.taskd.codes import ACTION, KEEP_ALIVE, PROFILING_ORDERS, REGISTER, STATUS, STRESS_SILENCE, WORKER, Code
 from evertrain.taskd.frames import Body
 from evertrain.taskd.member import Member
 from evertrain.taskd.native import crash, library
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 ALIVE, LOOK = 1.0, 1.0
 """Seconds between signs of life, and between looks at the file that says which timings are wanted."""
+REFUSED = (operations.FAILED, operations.NO_RESULT)
+_MOST = 1000
+"""Orders that wait."""
 LIMITS = {operations.AIC: 300.0, operations.P2P: 600.0}
 """Seconds that a stress test may take, by operation."""
 
@@ -38,7 +41,9 @@ class Worker:
         self._profiler = Profiler(rank, framework, limit_mb)
         upstream = f"{environment.proxy_host()}:{environment.proxy_port()}"
         own = Position(WORKER, str(node), str(rank))
-        self._member = Member(own, upstream, security=environment.security(), notify=lambda: None)
+        self._member = Member(own, upstream, security=environment.security(), notify=self._take)
+        self._orders: queue.Queue[tuple[float, Body]] = queue.Queue(_MOST)
+        """With the time at which each has come: the one before it may take long."""
         self._thread = threading.Thread(target=self._run, name="taskd-worker", daemon=True)
         self._ended = threading.Event()
         self._undo: Callable[[], None] = lambda: None
@@ -65,13 +70,17 @@ class Worker:
                 return
             while not self._ended.is_set():
                 try:
-                    body = self._member.received.get(timeout=0.5)
+                    came, body = self._orders.get(timeout=0.5)
                 except queue.Empty:
                     continue
-                self._obey(body)
+                self._obey(body, came)
         finally:
             self._profiler.close()
             self._member.close()
+
+    def _take(self) -> None:
+        """An order has just come. In the loop's thread."""
+        self._orders.put_nowait((time.monotonic(), self._member.received.get_nowait()))
 
     def _register(self) -> bool:
         """Until the manager knows us, which may never be; then a file says which timings to write."""
@@ -89,12 +98,12 @@ class Worker:
                 return True
         return False
 
-    def _obey(self, body: Body) -> None:
+    def _obey(self, body: Body, came: float) -> None:
         try:
             if body.code == Code.SWITCH_NIC:
                 self._switch_nic(body.extension or {})
             elif body.code == Code.STRESS_TEST:
-                self._stress(body.extension or {})
+                self._stress(body.extension or {}, came)
             elif body.code in PROFILING_ORDERS:
                 default, communication = divmod(body.code - PROFILING_ORDERS.start, 10)
                 result = self._profiler.switch(bool(default), bool(communication))
@@ -114,7 +123,7 @@ class Worker:
         done = operations.switch_nic(self._framework, self.rank, uuid, ranks, ops)
         self._member.send(ACTION, Code.SWITCH_NIC, "switchOK" if done else "switchFail", {"switchNicUUID": uuid})
 
-    def _stress(self, order: dict[str, str]) -> None:
+    def _stress(self, order: dict[str, str], came: float) -> None:
         uuid = order["stressTestUUID"]
         mine = json.loads(order["StressTestRankOPStr"]).get(str(self.rank))
         if mine is None:
@@ -122,10 +131,19 @@ class Worker:
         ops = sorted({int(op) for op in mine["ops"]})
         if not set(ops) <= set(LIMITS):
             raise ValueError(f"unknown operations: {ops}")
+        if time.monotonic() - came > STRESS_SILENCE:
+            # It would hold up a training that goes on by now, for a result that nobody waits for.
+            log.error("worker %d: the stress test has been given up before it could begin", self.rank)
+            return
         results = {}
-        with operations.paused():  # a training that went on meanwhile would disturb the test, and the test the training
+        with operations.paused() as ended:
+            # A training that went on meanwhile would disturb the test, and the test the training.
+            refused = ended is None and operations.can_be_paused()
+            if refused:
+                log.error("worker %d: no stress test, since the training is not paused", self.rank)
             for op in ops:
-                code, text = self._alive_during(functools.partial(operations.stress, self._framework, op), LIMITS[op])
+                test = functools.partial(operations.stress, self._framework, op)
+                code, text = REFUSED if refused else self._alive_during(test, LIMITS[op])
                 results[str(op)] = {"code": str(code), "result": text}
         self._member.send(ACTION, Code.STRESS_TEST, json.dumps({"rankResult": results}), {"stressTestUUID": uuid})
 

@@ -27,7 +27,8 @@ import sys
 import time
 from typing import Any
 
-from evertrain.embedded.node.runtime import kernel, mounts
+from evertrain.embedded import kernel
+from evertrain.embedded.node.runtime import mounts
 from evertrain.embedded.node.runtime.logs import LogWriter
 from evertrain.embedded.node.runtime.record import Record
 

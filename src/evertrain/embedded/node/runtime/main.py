@@ -18,14 +18,15 @@ import socket
 import sys
 from typing import Any
 
-from evertrain.embedded.node.runtime import container, kernel
+from evertrain.embedded import kernel
+from evertrain.embedded.node.runtime import container
 
 MAX_MESSAGE = 65536
 
 
 def main(arguments: list[str]) -> None:
-    """The descriptor of the socket, the process id of who started us, and an empty directory to try a mount on; without
-    that, no namespaces are used."""
+    """The descriptor of the socket, the process id of who started us, an empty directory to try a mount on (without
+    that, no namespaces are used), and the descriptor of the user namespace in which those of networks are, or -1."""
     connection = socket.socket(fileno=int(arguments[0]))
     kernel.die_with_parent(signal.SIGKILL, int(arguments[1]))
     os.setsid()
@@ -33,12 +34,13 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C is for the cluster, which ends us in order
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        Runtime(connection, arguments[2]).run()
+        Runtime(connection, arguments[2], int(arguments[3])).run()
 
 
 class Runtime:
-    def __init__(self, connection: socket.socket, trial: str) -> None:
+    def __init__(self, connection: socket.socket, trial: str, users: int) -> None:
         self._connection = connection
+        self._users = users
         self._own_mounts, self._own_pids = self._prepare(trial)
         if self._own_pids:
             self._move_to_own_pid_namespace()
@@ -51,7 +53,11 @@ class Runtime:
     def _prepare(self, trial: str) -> tuple[bool, bool]:
         """Namespaces of our own, as far as the kernel allows."""
         refused = "" if trial else "namespaces are switched off"
-        if trial and (os.geteuid() != 0 or not _may_mount(trial)):
+        if trial and self._users >= 0:
+            refused = _in_a_child(self._join_users)
+            if not refused:
+                self._join_users()
+        elif trial and (os.geteuid() != 0 or not _may_mount(trial)):
             refused = _in_a_child(kernel.become_own_user_namespace)
             if not refused:
                 kernel.become_own_user_namespace()
@@ -63,6 +69,11 @@ class Runtime:
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
         self._answer({"mounts": no_mounts, "pids": no_pids})
         return not no_mounts, not no_pids
+
+    def _join_users(self) -> None:
+        """In that namespace we may enter the pods' networks; it is ours already if root started us."""
+        if not os.path.sameopenfile(self._users, os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)):
+            kernel.enter(self._users, kernel.CLONE_NEWUSER)
 
     def _move_to_own_pid_namespace(self) -> None:
         """We go on as the first process of a namespace, below which those of the containers are; nothing in it outlives
@@ -90,7 +101,7 @@ class Runtime:
                     return
 
     def _serve(self) -> bool:
-        data, ancillary, _, _ = self._connection.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(array.array("i").itemsize))
+        data, ancillary, _, _ = self._connection.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(2 * array.array("i").itemsize))
         if not data:
             return False
         received = array.array("i")
@@ -110,7 +121,7 @@ class Runtime:
         try:
             match order["do"]:
                 case "spawn":
-                    self._spawn(received[0])
+                    self._spawn(*received)
                 case "tmpfs":
                     if not self._own_mounts:
                         return "mounts are not allowed"
@@ -121,21 +132,24 @@ class Runtime:
             return str(error)
         return ""
 
-    def _spawn(self, descriptor: int) -> None:
+    def _spawn(self, descriptor: int, network: int = -1) -> None:
         runtime = os.getpid()
         if self._own_pids:
             kernel.unshare(kernel.CLONE_NEWPID)
         try:
             pid = os.fork()
             if pid == 0:
-                self._become_init(descriptor, runtime)
+                self._become_init(descriptor, network, runtime)
         finally:
             if self._own_pids:
                 kernel.rejoin_own_pid_namespace()
         self._inits.add(pid)
 
-    def _become_init(self, descriptor: int, runtime: int) -> None:
+    def _become_init(self, descriptor: int, network: int, runtime: int) -> None:
         try:
+            if network >= 0:
+                kernel.enter(network, kernel.CLONE_NEWNET)
+                os.close(network)
             signal.set_wakeup_fd(-1)
             # With a namespace of its own the death of init is that of all. Without, init has to do it: see container.
             if self._own_pids:

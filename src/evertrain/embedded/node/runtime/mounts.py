@@ -14,7 +14,7 @@ import stat
 from collections.abc import Sequence
 from typing import TypedDict
 
-from evertrain.embedded.node.runtime import kernel
+from evertrain.embedded import kernel
 
 MAX_COVERED = 4096
 SHARED_MEMORY = "/dev/shm"

@@ -1,0 +1,154 @@
+"""The rescheduler against an API that does not let it see everything, and with nobody who wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from evertrain.clusterd.actor import Actor
+from evertrain.clusterd.effects import Carrier
+from evertrain.clusterd.keep import Keeper
+from evertrain.clusterd.model import Job
+from evertrain.clusterd.recover.events import JobSeen, Note, ProcessFault, StopComplete
+from evertrain.clusterd.recover.machine import Recovery
+from evertrain.clusterd.resched import reasons, watched
+from evertrain.clusterd.resched.shell import LEAD_PATIENCE, READY_WORD, READY_WORDS, Rescheduler
+from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, NODE, POD, Kind, Listing
+from tests import virtual_time
+from tests.clusterd.cluster_info import devices, publish
+from tests.clusterd.recover_world import World
+from tests.kube.fake import FakeKube, refused
+from tests.operator.acjobs import ascend_job
+
+
+class Guarded(FakeKube):
+    """Nobody may read Volcano's configuration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forbidden = True
+
+    async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Listing:
+        if self.forbidden and namespace == "volcano-system":
+            raise refused(403, "Forbidden", "configmaps is forbidden")
+        return await super().list(kind, namespace, labels=labels, fields=fields)
+
+
+def test_without_a_look_at_volcano(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(watched, "SCHEDULER_AGAIN", 0.01)
+    caplog.set_level(logging.WARNING)
+
+    async def run() -> None:
+        kube = Guarded()
+        metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
+        text = "plugins:\n- name: volcano-npu_v7"
+        await kube.create(CONFIG_MAP, {"metadata": metadata, "data": {"volcano-scheduler.conf": text}})
+        rescheduler = Rescheduler(kube)
+        running = asyncio.ensure_future(rescheduler.run())
+        try:
+            async with asyncio.timeout(60):
+                await rescheduler.ready.wait()
+                assert rescheduler.acts
+                assert "volcano-system/volcano-scheduler-configmap" in caplog.text
+                kube.forbidden = False
+                while rescheduler.acts:
+                    await asyncio.sleep(0.01)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_a_leader_that_is_lost_later_than_the_fault() -> None:
+    """With the node of the fault, say, and its silence is noticed only when nothing happens any more."""
+
+    async def run() -> None:
+        kube = await one_job()
+        loop = asyncio.get_running_loop()
+        lost = float("inf")
+        rescheduler = Rescheduler(kube, leads=lambda job: loop.time() < lost, clock=loop.time)
+        running = asyncio.ensure_future(rescheduler.run())
+        try:
+            await rescheduler.ready.wait()
+            await publish(kube, {"n1": devices(["Ascend910-0"])})
+            await asyncio.sleep(10 * LEAD_PATIENCE)
+            assert len(kube.items(POD)) == 2, "its recovery leads"
+            lost = loop.time()
+            await asyncio.sleep(2 * LEAD_PATIENCE + 1)
+            assert [call for call in kube.calls if call[0] == "delete"] == [("delete", "Pod", "job-worker-0")]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    virtual_time.run(run())
+
+
+def test_a_recovery_does_not_wait_for_ever_for_what_the_rescheduler_may_not_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Closed(FakeKube):
+        async def list(self, kind: Kind, namespace: str | None = None, **chosen: str) -> Listing:
+            if chosen.get("fields") == f"metadata.name={reasons.NAME}" and closed:
+                raise refused(403, "Forbidden", "configmaps is forbidden")
+            return await super().list(kind, namespace, **chosen)
+
+    async def run() -> None:
+        nonlocal closed
+        kube, world = Closed(), World("recover")
+        rescheduler = Rescheduler(kube)
+        machine = Recovery(world.job.uid, make_uuid=lambda: "uuid")
+        notes: list[str] = []
+
+        class Notes:
+            def note(self, job: Job, note: Note, now: float) -> None:
+                notes.append(note.text)
+
+        carrier = Carrier(kube, rescheduler, Notes())
+        actor = Actor(world.job, machine, Keeper(kube, world.job), carrier.carry)
+        tasks = [asyncio.ensure_future(each) for each in (rescheduler.run(), actor.run())]
+        actor.put(JobSeen(world.job))
+        line = await actor.signals()
+        await actor.tell(ProcessFault({3: "1"}))
+        await actor.tell(StopComplete(0))
+        async with asyncio.timeout(2 * READY_WORDS * READY_WORD):
+            while (await anext(line)).type != "globalFault":
+                pass
+        missing = f"ConfigMaps in {reasons.NAMESPACE} (metadata.name={reasons.NAME})"
+        assert caplog.text.count(f"we wait for {missing}") == READY_WORDS
+        await asyncio.sleep(1)
+        assert any(text.endswith(f"the rescheduler has waited 30 s for {missing}") for text in notes), notes
+        closed = False
+        await asyncio.sleep(100)
+        assert rescheduler.ready.is_set() and not actor._undone, "the pods go as soon as they can"
+        line.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    closed = True
+    virtual_time.run(run())
+
+
+async def one_job() -> FakeKube:
+    """That leads its recovery itself, of a master on n0 and a worker on n1."""
+    kube = FakeKube()
+    labels = {"fault-scheduling": "force", "process-recover-enable": "on"}
+    job = await kube.create(ASCEND_JOB, ascend_job("job", labels=labels, annotations={"recover-strategy": "recover"}))
+    owner = {"kind": "AscendJob", "controller": True, "uid": job["metadata"]["uid"]}
+    for rank, role in enumerate(("master", "worker")):
+        node = {"metadata": {"name": f"n{rank}"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        await kube.create(NODE, node)
+        metadata = {
+            "name": f"job-{role}-0",
+            "namespace": "default",
+            "labels": {"training.kubeflow.org/operator-name": "ascendjob-controller",
+                       "training.kubeflow.org/replica-type": role},
+            "annotations": {"hccl/rankIndex": str(rank), "huawei.com/Ascend910": "Ascend910-0"},
+            "ownerReferences": [owner],
+        }  # fmt: skip
+        pod = {"metadata": metadata, "spec": {"nodeName": f"n{rank}"}, "status": {"phase": "Running"}}
+        await kube.create(POD, pod)
+    return kube

@@ -1,0 +1,53 @@
+"""The ConfigMaps job-summary-* of jobs that become smaller, and of jobs that go."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from evertrain.clusterd.jobs import summary
+from evertrain.clusterd.model import Device, Job, Pod
+from evertrain.clusterd.publish import Publisher
+from evertrain.clusterd.summaries import KEPT, Summaries
+from evertrain.kube.cache import Cache
+from evertrain.kube.port import CONFIG_MAP, NODE
+from tests import virtual_time
+from tests.kube.fake import FakeKube
+
+
+def test_parts_that_are_not_needed_any_more_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "LIMIT", 4096 + 400)  # a server or two
+
+    async def test() -> None:
+        kube = FakeKube()
+        publisher = Publisher(kube)
+        summaries = Summaries(publisher, Cache(kube, NODE), asyncio.get_running_loop().time)
+
+        def there() -> list[str]:
+            names = [item["metadata"]["name"] for item in kube.items(CONFIG_MAP)]
+            return sorted(name for name in names if name.startswith(summary.PREFIX))
+
+        pods = {rank: Pod(rank, f"u{rank}", f"p{rank}", node=f"n{rank}", devices=(Device("0"),)) for rank in range(4)}
+        large = Job("U", "train", "default", pods=pods)
+        small = replace(large, pods={0: pods[0]})
+        running = [asyncio.ensure_future(publisher.run()), asyncio.ensure_future(summaries.run())]
+        try:
+            summaries.update(large)
+            await asyncio.sleep(10)
+            assert len(there()) > 1
+            summaries.update(small)
+            await asyncio.sleep(10)
+            assert there() == ["job-summary-train"]
+            summaries.gone(small)
+            await asyncio.sleep(KEPT - 1)
+            assert there() == ["job-summary-train"]
+            await asyncio.sleep(11)
+            assert there() == []
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    virtual_time.run(test())

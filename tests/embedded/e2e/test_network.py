@@ -1,0 +1,112 @@
+"""Clusters whose pods have a network of their own: jobs and clusters that use the same ports don't meet."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.embedded.up import Up, example_job, needs_kubectl, small_job
+
+pytestmark = needs_kubectl
+PORT = 2222
+
+MEET = """
+import os, socket, time
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+assert address[1] == 2222
+if os.environ["RANK"] == "0":
+    with socket.create_server(("0.0.0.0", 2222)) as server:
+        with server.accept()[0] as other:
+            other.sendall(os.environ["JOB"].encode())
+            assert other.recv(10) == b"thanks"
+        while not os.path.exists(os.environ["GO"]):  # until all jobs listen at the same time
+            time.sleep(0.05)
+else:
+    while True:
+        try:
+            with socket.create_connection(address, 5) as first:
+                heard = first.recv(100).decode()
+                first.sendall(b"thanks")
+                break
+        except OSError:
+            time.sleep(0.05)
+    print("heard", heard, "with", sorted(name for _, name in socket.if_nameindex()))
+"""
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> Path:
+    script = tmp_path / "meet.py"
+    script.write_text(MEET)
+    return script
+
+
+def start(up: Up, script: Path, name: str) -> None:
+    go = script.parent / "go"
+    up.kubectl("apply", "-f", "-", stdin=small_job(name, f"JOB={name} GO={go} exec python3 {script}"))
+
+
+def met(up: Up, name: str) -> None:
+    up.kubectl("wait", "--for=condition=Succeeded", f"acjob/{name}", "--timeout=200s")
+    assert up.kubectl("logs", f"{name}-worker-0").stdout == f"heard {name} with ['eth0', 'eth1', 'lo']\n"
+
+
+def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(tmp_path: Path, meeting: Path) -> None:
+    ups = []
+    try:
+        for number in (0, 1):
+            folder = tmp_path / f"cluster-{number}"
+            folder.mkdir()
+            ups.append(Up(folder, "--own-network", "--clusterd-addr", "127.0.0.1:0"))
+        for up in ups:
+            for name in ("one", "two"):
+                start(up, meeting, name)
+        for up in ups:
+            for name in ("one", "two"):
+                up.kubectl("wait", "--for=condition=Ready", "pod", f"{name}-master-0", "--timeout=200s")
+                up.kubectl(
+                    "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod", f"{name}-worker-0", "--timeout=200s"
+                )
+        meeting.with_name("go").touch()
+        for up in ups:
+            for name in ("one", "two"):
+                met(up, name)
+        ranges = {
+            json.loads(up.kubectl("get", "nodes", "-o", "json").stdout)["items"][0]["spec"]["podCIDR"] for up in ups
+        }
+        assert len(ranges) == 2, "each has addresses of its own"
+        for order, told, state in (("cut", "cut off", "cut"), ("join", "joined", "joined")):
+            assert ups[0].evertrain("node", order, "node-1").stdout == f"node-1 {told}\n"
+            rows = ups[0].evertrain("node", "list").stdout.splitlines()[1:]
+            assert [row.split()[:3] for row in rows] == [["node-0", "on", "joined"], ["node-1", "on", state]]
+    finally:
+        codes = [up.end() for up in ups]
+    assert codes == [0, 0]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_ten_copies_of_the_sample_at_once(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--own-network", "--nodes", "4", "--clusterd-addr", "127.0.0.1:0", "--npus", "16",
+            "--node-label", "example-key=example-value")  # fmt: skip
+    try:
+        file = example_job(tmp_path, PORT)
+        names = [f"sample-{number}" for number in range(10)]
+        for name in names:
+            up.kubectl("apply", "-f", "-", stdin=file.read_text().replace("default-test-pytorch", name))
+        with concurrent.futures.ThreadPoolExecutor(len(names)) as waiting:
+            list(
+                waiting.map(
+                    lambda name: up.kubectl(
+                        "wait", "--for=condition=Succeeded", f"acjob/{name}", "--timeout=800s", timeout=820
+                    ),
+                    names,
+                )
+            )
+        weights = {up.kubectl("logs", f"{name}-master-0").stdout.split("weights ")[-1] for name in names}
+        assert len(weights) == 1, "they saw the same data, and nobody else's gradients"
+    finally:
+        assert up.end() == 0, up.lines

@@ -1,0 +1,205 @@
+"""Pods with a network of their own: real namespaces, real packets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from evertrain.embedded.network.fabric import Fabric, NotAllowed
+from evertrain.kube.port import POD, SERVICE
+from tests.embedded.nodes import SmallCluster, pod, run, small_cluster
+
+SERVE = """
+import socket, sys
+with socket.create_server(("0.0.0.0", 2222)) as server:
+    print("ready", flush=True)
+    while True:
+        with server.accept()[0] as connection:
+            connection.sendall(sys.argv[1].encode())
+"""
+ASK = """
+import socket, sys, time
+while True:
+    try:
+        with socket.create_connection((sys.argv[1], 2222), 1) as connection:
+            print("heard", connection.recv(100).decode(), connection.getsockname()[0], flush=True)
+    except OSError as error:
+        print("failed", error, flush=True)
+    time.sleep(0.05)
+"""
+
+
+def _allowed() -> str:
+    async def attempt() -> str:
+        try:
+            fabric = await Fabric.start()
+        except NotAllowed as error:
+            return str(error)
+        fabric.close()
+        return ""
+
+    return asyncio.run(attempt())
+
+
+pytestmark = pytest.mark.skipif(bool(_allowed()), reason="namespaces for networks need root or user namespaces")
+
+
+@contextlib.asynccontextmanager
+async def networked(folder: Path, nodes: int = 2) -> AsyncIterator[SmallCluster]:
+    fabric = await Fabric.start()
+    try:
+        async with small_cluster(folder, nodes, fabric=fabric) as cluster:
+            yield cluster
+    finally:
+        fabric.close()
+
+
+def python(name: str, code: str, *arguments: str, node: int = 0, **spec: object) -> dict[str, object]:
+    return pod(name, "python3", "-c", code, *arguments, nodeName=f"node-{node}", **spec)
+
+
+async def says(cluster: SmallCluster, name: str, words: str, after: int = 0) -> int:
+    """Until the pod has said this; how much it had said by then."""
+    async with asyncio.timeout(60):
+        while words not in (text := await cluster.log(name))[after:]:
+            await asyncio.sleep(0.02)
+    return len(text)
+
+
+def address(cluster: SmallCluster, name: str) -> str:
+    return str(cluster.pod(name)["status"]["podIP"])
+
+
+def test_pods_on_the_same_port_reach_each_other_and_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            for number in range(3):
+                await cluster.create(python(f"server-{number}", SERVE, f"server {number}", node=number % 2))
+            for number in range(3):
+                await cluster.phase(f"server-{number}", "Running")
+                await says(cluster, f"server-{number}", "ready")
+            for number in range(3):
+                asked = address(cluster, f"server-{number}")
+                await cluster.create(python(f"client-{number}", ASK, asked, node=1))
+                await cluster.phase(f"client-{number}", "Running")
+                own = address(cluster, f"client-{number}")
+                await says(cluster, f"client-{number}", f"heard server {number} {own}")
+            # Neither out of the machine nor to its own loopback interface.
+            for target in ("192.0.2.1", "127.0.0.1"):
+                await cluster.create(python(f"lost-{target.replace('.', '-')}", ASK, target))
+            await says(cluster, "lost-192-0-2-1", "Network is unreachable")
+            await says(cluster, "lost-127-0-0-1", "Connection refused")
+
+    run(main())
+
+
+def test_a_service_is_reached_at_its_address(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            made = await cluster.kube.create(
+                SERVICE,
+                {
+                    "apiVersion": "v1",
+                    "kind": "Service",
+                    "metadata": {"name": "leader", "namespace": "default"},
+                    "spec": {"selector": {"role": "leader"}, "ports": [{"port": 2222}]},
+                },
+            )
+            service = made["spec"]["clusterIP"]
+            labels = {"metadata": {"labels": {"role": "leader"}}}
+            await cluster.create(python("leader", SERVE, "the leader", **labels))
+            await cluster.create(python("client", ASK, "leader.default.svc", node=1))
+            await says(cluster, "client", "heard the leader")
+            assert address(cluster, "leader") == service
+
+    run(main())
+
+
+def test_a_node_that_is_cut_off_is_silent_until_it_is_joined(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            await cluster.create(python("server", SERVE, "the server", node=0))
+            await says(cluster, "server", "ready")
+            await cluster.create(python("client", ASK, address(cluster, "server"), node=1))
+            heard = await says(cluster, "client", "heard the server")
+            await cluster.nodes["node-0"].cut()
+            cut = await says(cluster, "client", "failed timed out", heard)
+            await cluster.create(python("late", "print('here')", node=0))
+            await cluster.kube.delete(POD, "server", "default", grace=0)
+            await asyncio.sleep(0)
+            assert "status" not in cluster.pod("late") or cluster.pod("late")["status"]["phase"] == "Pending"
+            await cluster.nodes["node-0"].join()
+            await cluster.phase("late", "Succeeded")
+            await says(cluster, "client", "failed", cut)
+            assert "heard" not in (await cluster.log("client"))[cut:].partition("failed")[2], "its object was deleted"
+
+    run(main())
+
+
+def test_traffic_goes_by_the_nic_whose_address_is_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            fabric = cluster.machine.fabric
+            assert fabric is not None
+            await cluster.create(python("server", SERVE.replace("sys.argv[1].encode()", "b'x' * 100"), node=0))
+            await says(cluster, "server", "ready")
+            second = fabric.block.second(address(cluster, "server"))
+            before = await fabric.traffic(0)
+            await cluster.create(python("client", ASK, second, node=1))
+            own = "heard " + "x" * 100
+            for _ in range(20):
+                await says(cluster, "client", own)
+            after = await fabric.traffic(0)
+            sent = {name: after[name].sent - before[name].sent for name in after}
+            assert sent["nic1"] > sent["nic0"], sent
+
+    run(main())
+
+
+def test_probes_reach_a_pod_in_its_network(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with networked(tmp_path, 1) as cluster:
+            probe = {"readinessProbe": {"tcpSocket": {"port": 2222}, "periodSeconds": 1}}
+            await cluster.create(python("server", SERVE, "x", container=probe))
+            await cluster.until("server", lambda p: p["status"].get("containerStatuses", [{}])[0].get("ready"))
+
+    run(main())
+
+
+def test_nothing_is_left_of_a_network_whose_holder_is_killed() -> None:
+    def interfaces() -> set[str]:
+        return set(os.listdir("/sys/class/net"))
+
+    async def main() -> None:
+        before = interfaces()
+        fabric = await Fabric.start()
+        block = fabric.block
+        await fabric.add_node(0)
+        descriptor = await fabric.add_pod("a", 0, [block.plan.pods(0)[0]])
+        if not fabric.unreachable:
+            assert len(interfaces() - before) == 1, "this machine's own cable"
+        os.close(descriptor)
+        fabric.close()
+        async with asyncio.timeout(60):
+            while interfaces() - before:
+                await asyncio.sleep(0.02)
+        again = await Fabric.start(str(block.network))
+        assert again.block == block, "its addresses are free again"
+        again.close()
+
+    asyncio.run(main())
+
+
+def test_two_clusters_have_different_addresses() -> None:
+    async def main() -> None:
+        fabrics = [await Fabric.start("10.68.0.0/14") for _ in range(2)]
+        assert not fabrics[0].block.network.overlaps(fabrics[1].block.network)
+        for fabric in fabrics:
+            fabric.close()
+
+    asyncio.run(main())

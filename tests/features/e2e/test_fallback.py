@@ -1,0 +1,42 @@
+"""Strategies combined by commas: each is made to fail in turn, and the next one takes over, within one recovery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clusterd.chain import running
+from tests.clusterd.closing import assert_told, assert_whole
+from tests.clusterd.e2e.test_chain import FAULT_STEP, begin
+from tests.embedded.up import needs_kubectl
+from tests.taskd.e2e.test_chain import STEPS
+
+pytestmark = [needs_kubectl, pytest.mark.matrix, pytest.mark.timeout(600)]
+
+REASONS = {
+    ("retry", "recover-in-place"): "running the step again did not help",
+    ("recover-in-place", "recover"): "rank 3 failed again",
+    ("recover", "dump"): "rank 3 failed again in a new pod",
+}
+
+
+def test_each_strategy_fails_and_the_next_one_takes_over(tmp_path: Path) -> None:
+    """An error of memory. Rank 3 dies while it is repaired, then where it is started again, then in its new pod."""
+    with running(tmp_path, "retry,recover-in-place,recover,dump") as chain:
+        pods = begin(chain, f"--fault={FAULT_STEP}:3:broken")
+        chain.pace.allow(STEPS)
+        result = chain.ends()
+        now = chain.uids()
+        assert now[0] == pods[0] and now[1] != pods[1]
+        (incident,) = chain.incidents()
+        shown = chain.up.evertrain("timeline", "train").stdout
+    assert_whole(result, [incident], kept=[], again_from=FAULT_STEP + 1)
+    assert_told(incident, "dump", {3}, "fell back")
+    assert [(each["from"], each["to"]) for each in incident["fallbacks"]] == list(REASONS), incident
+    for each, reason in zip(incident["fallbacks"], REASONS.values(), strict=True):
+        assert reason in each["reason"], incident
+        assert reason in shown, shown
+    phases = [phase["phase"] for phase in incident["phases"]]
+    tried = [name for name in phases if name in ("retry", "recover", "rebuild", "dump")]
+    assert tried == ["retry", "recover", "rebuild", "dump"], phases

@@ -1,0 +1,56 @@
+"""The documentation names what there is: every option, fault kind and phase, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evertrain.cli.demo.features import FEATURES, Feature
+from evertrain.launch.options import OPTIONS
+from evertrain.mindio import faultspec
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("README.md")]
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that a page offers, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        if "://" in path:
+            continue
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in headings(file), target
+
+
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=lambda feature: feature.name)
+def test_every_feature_has_an_example_and_a_page_that_teach_it(feature: Feature) -> None:
+    example = (ROOT / "examples" / "resumable" / feature.example).with_name("README.md")
+    page = example.parent / re.findall(r"\[More about it\]\(([^)]+)\)", example.read_text())[-1]
+    assert page.parent.resolve() == ROOT / "docs"
+    assert {"when-to-use-it", "limits", "try-it"} <= headings(page)
+    tried = page.read_text().split("## Try it")[1]
+    assert "What is seen" in " ".join(tried.split())
+    for text in (example.read_text(), tried):
+        assert re.search(rf"make demo\sFEATURE={feature.name}(?![\w-])", text)
+    assert f"(../examples/resumable/{example.parent.name}/README.md)" in tried
+
+
+def test_every_own_option_is_described_and_no_other() -> None:
+    described = set(re.findall(r"^\| `(--ft-[a-z-]+)", (ROOT / "docs/launch.md").read_text(), re.MULTILINE))
+    assert described == {flag for option in OPTIONS for flag in option.spellings() if flag.startswith("--ft-")}
+
+
+def test_every_fault_kind_and_phase_is_described() -> None:
+    text = (ROOT / "docs/faults-and-recovery.md").read_text()
+    for word in (*faultspec.KINDS, *faultspec.PHASES):
+        assert f"`{word}`" in text, word

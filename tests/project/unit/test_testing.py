@@ -1,0 +1,130 @@
+"""The runner of the suites: what it says in the end, and its second look, with real runs of pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.testing.summary import LINES, Failure, Outcome, table, told
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB = "AssertionError: exit code 3\n--- stdout\nstep 1\nstep 2\n--- stderr\nrank 1 died\nassert 3 == 0"
+
+
+def test_a_green_run_is_one_line() -> None:
+    assert told(Outcome("test", "make test", passed=5, skipped=1, seconds=90)) == [
+        "== test: passed. 5 passed, 0 failed, 0 second looks, 1 skipped, 1.5 min"
+    ]
+
+
+def test_what_passed_at_the_second_look_is_listed_and_three_are_tolerated() -> None:
+    looks = [Failure(f"tests/a.py::t{number}", message="assert 1 == 2") for number in range(4)]
+    tolerated, too_many = (Outcome("test", "make test", second=looks[:count]) for count in (3, 4))
+    assert tolerated.green and not too_many.green
+    said = "\n".join(told(tolerated))
+    assert "tests/a.py::t2\n       assert 1 == 2" in said and "To be mended" in said
+    assert "FAILED" in told(too_many)[0] and "tests/a.py::t3" in "\n".join(told(too_many))
+
+
+def test_a_red_run_says_the_assertion_the_jobs_last_lines_and_how_to_see_it_again() -> None:
+    failure = Failure("tests/e2e/test_x.py::test_y[a b]", "/x/test_x.py:7", JOB)
+    assert told(Outcome("test-matrix", "make test-matrix", failed=[failure]))[1:] == [
+        "FAILED tests/e2e/test_x.py::test_y[a b]",
+        "     AssertionError: exit code 3",
+        "     assert 3 == 0",
+        "     | stdout: step 1",
+        "     | stdout: step 2",
+        "     | stderr: rank 1 died",
+        """     /x/test_x.py:7: make test-matrix ARGS=''"'"'tests/e2e/test_x.py::test_y[a b]'"'"''""",
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 30, 500])
+def test_it_fits_on_a_screen_however_much_failed(count: int) -> None:
+    long = "AssertionError: " + "x" * 500 + "\n" * 3 + "assert\n" * 50 + "--- stdout\n" + "line\n" * 100
+    failures = [Failure(f"tests/a.py::t{number}", "a.py:1", long, "said\n" * 100) for number in range(count)]
+    outcome = Outcome("test", "make test", failed=failures[:10], unseen=failures[10:], second=failures[:20])
+    lines = told(outcome)
+    assert 5 < len(lines) <= LINES and all(len(line) < 450 for line in lines)
+    assert any("tests/a.py::t0" in line for line in lines)
+
+
+def test_the_table_has_a_row_for_each_suite() -> None:
+    known = {"passed": 7, "failed": [{}], "unseen": [], "second": [{}, {}]}
+    assert table([("test", known, 1, 60.0), ("soak", None, 0, 6.0)]) == [
+        "suite  result      passed  failed  second looks  minutes",
+        "test   FAILED (1)  7       1       2             1.0",
+        "soak   passed                                    0.1",
+    ]
+
+
+TESTS = """
+import os, pathlib, pytest
+HERE = pathlib.Path(__file__).parent
+def first_time(name):
+    try:
+        (HERE / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+def test_good(): pass
+def test_skipped(): pytest.skip("not here")
+@pytest.mark.parametrize("number", range(FLAKY))
+def test_flaky(number): assert not first_time(f"flaky-{number}"), "only at first"
+@pytest.mark.parametrize("number", range(BAD))
+def test_bad(number): assert number == -1, "always"
+@pytest.fixture
+def late():
+    yield
+    assert not first_time("late"), "in the end"
+def test_teardown(late): pass
+"""
+
+
+def suite(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    """The runner itself, in a project of its own."""
+    (folder / "tools").symlink_to(ROOT / "tools")
+    file = folder / "test_some.py"
+    file.write_text(tests)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix:\n  exhaustive:\n  kubernetes:\n")
+    code = (
+        "import sys, tools.testing.__main__ as m, pathlib\n"
+        f"m.ROOT = pathlib.Path({str(folder)!r}); m.RESULTS = m.ROOT / 'build'; m.ALONE = ('test_some.py',)\n"
+        "sys.argv = ['testing', 'test']; sys.exit(m.main())"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=environment,
+    )  # fmt: skip
+
+
+def test_what_fails_only_at_first_is_green_and_named(tmp_path: Path) -> None:
+    ended = suite(tmp_path, TESTS.replace("FLAKY", "2").replace("BAD", "0"))
+    assert ended.returncode == 0, ended.stdout
+    end = ended.stdout.rpartition("== test: ")[2]
+    assert end.startswith("passed. 4 passed, 0 failed, 3 second looks, 1 skipped") or "2 skipped" in end, end
+    assert "test_some.py::test_flaky[1]" in end and "test_some.py::test_teardown" in end and "only at first" in end
+    assert '"only at first' not in end and (tmp_path / "build" / "test.json").read_text().count("in the end") == 1
+
+
+def test_a_fourth_that_fails_only_at_first_is_red(tmp_path: Path) -> None:
+    ended = suite(tmp_path, TESTS.replace("FLAKY", "3").replace("BAD", "0"))
+    assert ended.returncode == 1 and "0 failed, 4 second looks" in ended.stdout, ended.stdout
+
+
+def test_what_fails_again_is_red(tmp_path: Path) -> None:
+    ended = suite(tmp_path, TESTS.replace("FLAKY", "0").replace("BAD", "1"))
+    assert ended.returncode == 1, ended.stdout
+    end = ended.stdout.rpartition("== test: ")[2]
+    assert "FAILED test_some.py::test_bad[0]" in end and "always" in end and "1 failed, 1 second looks" in end
+
+
+def test_tests_that_cannot_be_loaded_are_red(tmp_path: Path) -> None:
+    ended = suite(tmp_path, "import nothing_of_this_name")
+    assert ended.returncode == 1, ended.stdout
+    assert "nothing_of_this_name" in ended.stdout.rpartition("== test: ")[2]
