@@ -16,7 +16,7 @@ from typing import Any
 
 from evertrain.clusterd.clock import SteadyClock
 from evertrain.clusterd.keep import Keeper, Record, changes_cluster
-from evertrain.clusterd.lanes import Lanes, comes_after
+from evertrain.clusterd.lanes import Lanes, waits_for
 from evertrain.clusterd.machines import Machine
 from evertrain.clusterd.model import Job
 from evertrain.clusterd.recover.events import (
@@ -289,8 +289,7 @@ class Actor:
         self._acknowledge(item, True)
         for effect in effects:
             if not self._lanes.put(effect):
-                if comes_after(effect):
-                    await self._lanes.told()
+                await self._lanes.told(*waits_for(effect))
                 await self._do(effect)
         if self._gone or self.machine.may_start_om():
             self._close_order()

@@ -31,9 +31,16 @@ def lane_of(effect: Effect) -> Key | None:
     return None
 
 
-def comes_after(effect: Effect) -> bool:
-    """Pods are replaced, and schedulers told to, when everybody else is told what it is about."""
-    return isinstance(effect, ReplacePods | IsolateNode | PatchGroup | PatchPod)
+def waits_for(effect: Effect) -> tuple[str, ...]:
+    """The lanes that have to be empty before. A launcher that finds its own rank at fault in the reset file after it
+    has started exits: so that has to be there before the pod's successor is. Schedulers act on labels, and are told
+    when everybody else is."""
+    match effect:
+        case ReplacePods():
+            return (RESET,)
+        case IsolateNode() | PatchGroup() | PatchPod():
+            return RESET, GROUP
+    return ()
 
 
 def merged(waiting: Sequence[Effect], newest: Effect) -> list[Effect]:
@@ -61,7 +68,7 @@ class _Lane:
     waiting: list[Effect] = field(default_factory=list)
     now: Effect | None = None
     """What is being done."""
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     task: asyncio.Future[None] | None = None
 
 
@@ -98,11 +105,12 @@ class Lanes:
         lane.waiting = merged(lane.waiting, effect)
         return True
 
-    async def told(self) -> None:
-        """Until the reset file and the PodGroup are as they should be. Pods' labels may be thousands."""
+    async def told(self, *kinds: str) -> None:
+        """Until the reset file, say, is as it should be. A signal may wait for it, so it takes no place, for which the
+        changes of all other jobs wait. Pods' labels may be thousands."""
         for key, lane in list(self._lanes.items()):
-            if key[0] != POD:
-                await lane.over.wait()
+            while key[0] in kinds and (lane.waiting or lane.now is not None):
+                await self._next(lane)
 
     def close(self) -> None:
         for lane in list(self._lanes.values()):
@@ -111,13 +119,21 @@ class Lanes:
 
     async def _run(self, key: Key, lane: _Lane) -> None:
         try:
-            while lane.waiting:
+            while True:
+                async with lane.turn:
+                    pass  # who needs it at once has perhaps taken what was first
+                if not lane.waiting:
+                    break
                 async with self._places:
-                    lane.now = lane.waiting.pop(0)
-                    await self._do(lane.now)
-                    lane.now = None
+                    await self._next(lane)
         finally:
             del self._lanes[key]
-            lane.over.set()
         if not self._lanes:
             self._idle()
+
+    async def _next(self, lane: _Lane) -> None:
+        async with lane.turn:
+            if lane.waiting:
+                lane.now = lane.waiting.pop(0)
+                await self._do(lane.now)
+                lane.now = None

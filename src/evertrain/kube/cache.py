@@ -59,6 +59,13 @@ class Cache:
     def __iter__(self) -> Iterator[Object]:
         return iter(list(self._items.values()))
 
+    @property
+    def what(self) -> str:
+        """For people."""
+        chosen = " ".join(filter(None, (self._labels, self._fields)))
+        place = f" in {self._namespace}" if self._namespace else ""
+        return f"{self.kind.kind}s{place}" + (f" ({chosen})" if chosen else "")
+
     def get(self, name: str, namespace: str | None = None) -> Object | None:
         return self._items.get((namespace or "", name))
 

@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from evertrain.kube import namespaces
 from evertrain.kube.port import LEASE, AlreadyExists, ApiError, Conflict, Kube, NotFound, Object
+from evertrain.kube.thread import beside
 
 logger = logging.getLogger(__name__)
 
 DURATION, DEADLINE, PERIOD = 15.0, 10.0, 2.0
 """Seconds: a lease is free when it wasn't renewed for so long; a leader gives up after so long; it renews so often."""
+
+HANGS = 60.0
+"""Seconds for which the event loop of the work may be held up while a thread renews the lease."""
 
 
 class LostLeadership(Exception):
@@ -72,13 +78,19 @@ class Leader:
         duration: float = DURATION,
         deadline: float = DEADLINE,
         period: float = PERIOD,
+        connect: Callable[[], AbstractAsyncContextManager[Kube]] | None = None,
     ) -> None:
+        """`connect`: another way to the server. With it the lease is renewed on a thread, for work that holds the event
+        loop up for longer than a renewal may take."""
         if not period < deadline < duration:
             raise ValueError("a lease is renewed more often than its holder gives up, and that is before it is free")
         self._kube = kube
         self._name, self._namespace, self.me = name, namespace, me
         self._duration, self._deadline, self._period = duration, deadline, period
+        self._connect = connect
         self._sighting = Sighting()
+        self._lived = 0.0
+        """When the event loop of the work was last seen to run, by the monotonic clock."""
         self._asked = 0.0
         """When the server was last asked, by the loop's clock."""
         self.leads = False
@@ -87,7 +99,7 @@ class Leader:
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
         """Waits for leadership, then runs `work`. Raises LostLeadership, with the work cancelled, when it is lost.
         Raises CannotLead."""
-        while not await self._try():
+        while not await self._try(self._kube):
             await asyncio.sleep(self._period)
         logger.info("%s leads (%s)", self.me, self._name)
         self.leads = True
@@ -106,20 +118,46 @@ class Leader:
                 task.result()
 
     async def _keep(self) -> None:
+        connect = self._connect
+        if connect is None:
+            await self._renew(self._kube)
+            return
+
+        async def renew() -> None:
+            async with connect() as kube:
+                await self._renew(kube, self._lives)
+
+        self._lived = time.monotonic()
+        living = asyncio.ensure_future(self._live())
+        try:
+            await beside(renew, f"lease {self._name}")
+        finally:
+            living.cancel()
+
+    async def _live(self) -> None:
+        while True:
+            self._lived = time.monotonic()
+            await asyncio.sleep(self._period)
+
+    def _lives(self) -> bool:
+        """Who hangs for good must not lead for ever."""
+        return time.monotonic() - self._lived < HANGS
+
+    async def _renew(self, kube: Kube, lives: Callable[[], bool] = lambda: True) -> None:
         """Time counts from before the request on: when the server has dealt with it nobody here knows."""
         renewed = self._asked
         while True:
             try:
                 async with asyncio.timeout_at(renewed + self._deadline):
                     await asyncio.sleep(self._period)
-                    while not await self._try(leads=True):
+                    while not (lives() and await self._try(kube, leads=True)):
                         await asyncio.sleep(self._period)
             except TimeoutError:
                 text = f"{self.me} could not renew {self._name} for {self._deadline:g} s"
                 raise LostLeadership(text) from None
             renewed = self._asked
 
-    async def _try(self, *, leads: bool = False) -> bool:
+    async def _try(self, kube: Kube, *, leads: bool = False) -> bool:
         """Takes or renews the lease; False if it is another's or can't be reached. Who leads and finds that somebody
         else has or had it meanwhile has lost it, however free it is by now."""
         loop = asyncio.get_running_loop()
@@ -127,11 +165,11 @@ class Leader:
         try:
             async with asyncio.timeout(self._period):
                 try:
-                    lease = await self._kube.get(LEASE, self._name, self._namespace)
+                    lease = await kube.get(LEASE, self._name, self._namespace)
                 except NotFound:
                     metadata = {"name": self._name, "namespace": self._namespace}
                     fresh = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata}
-                    await self._create(taken(fresh, self.me, now, self._duration))
+                    await self._create(kube, taken(fresh, self.me, now, self._duration))
                     return True
                 self._sighting.look(lease, loop.time())
                 holder = (lease.get("spec") or {}).get("holderIdentity")
@@ -139,7 +177,7 @@ class Leader:
                     raise LostLeadership(f"{self.me} does not lead any more: {self._name} is {holder or 'nobody'}'s")
                 if not self._sighting.is_free(self.me, loop.time()):
                     return False
-                await self._kube.replace(LEASE, taken(lease, self.me, now, self._duration))
+                await kube.replace(LEASE, taken(lease, self.me, now, self._duration))
                 return True
         except (AlreadyExists, Conflict):
             return False
@@ -147,18 +185,18 @@ class Leader:
             logger.info("lease %s: %s", self._name, error)
             return False
 
-    async def _create(self, lease: Object) -> None:
+    async def _create(self, kube: Kube, lease: Object) -> None:
         try:
-            await self._kube.create(LEASE, lease)
+            await kube.create(LEASE, lease)
         except NotFound:  # of its namespace
             try:
-                await namespaces.make(self._kube, self._namespace)
+                await namespaces.make(kube, self._namespace)
             except ApiError as error:
                 if error.code != 403:
                     raise
                 text = f"namespace {self._namespace}, where the lease {self._name} has to be, is missing; make it"
                 raise CannotLead(f"{text} ({error})") from None
-            await self._kube.create(LEASE, lease)
+            await kube.create(LEASE, lease)
 
     async def _release(self) -> None:
         """So that the next one needn't wait."""

@@ -54,3 +54,18 @@ LEVELS = {
     PROGRAM_FAILS: NOT_HANDLE,
     **{xid_code(number): level for number, level in XID_LEVELS.items()},
 }
+
+
+_TELLERS = {
+    "E1": "links", "E2": "memory", "E3": "storage", "E4": "pressure", "E5": "clock", "E6": "nvidia", "E7": "ascend",
+}  # fmt: skip
+_CHIPS, _OTHERS = "ascend", "programs"
+
+
+def may_tell(detector: str, code: str, *, of_node: bool) -> bool:
+    """Could the detector by that name have found this? A name that is not known here could be anybody's."""
+    if detector not in (*_TELLERS.values(), _OTHERS):
+        return True
+    if not of_node:
+        return detector in (_CHIPS, _OTHERS)
+    return detector == _TELLERS.get(code[:2], _OTHERS)

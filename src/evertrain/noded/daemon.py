@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from evertrain.faultcodes.rules import Upgrade, Upgrades
 from evertrain.kube.port import Kube, Object
-from evertrain.noded import contents, injected, picture
+from evertrain.noded import codes, contents, injected, picture
 from evertrain.noded.announce import OCCUR, Announcer, differences, message
 from evertrain.noded.board import BEFORE, Board
 from evertrain.noded.contents import DeviceContent, NodeContent
@@ -35,7 +35,7 @@ DEVICE_SECONDS, NODE_SECONDS = 300.0, 1800.0
 MANAGED, OURS = "app.kubernetes.io/managed-by", "evertrain-noded"
 FIRST_DELAY, MAX_DELAY = 1.0, 60.0
 SETTLE_SECONDS = 60.0
-"""A detector that has not said anything by then has nothing to say."""
+"""A detector that has not said anything by then has nothing to say, unless it has failed: then it has not looked."""
 ENDED = ("Succeeded", "Failed")
 INJECTED = "injected"
 AUTO, ON, OFF = "auto", "on", "off"
@@ -86,6 +86,10 @@ class NodeDaemon:
         """As ManuallySeparateNPU had them when we saw it last."""
         self._silent = {detector.name for detector in detectors}
         """Those that have not said anything yet."""
+        self._before: list[AnyFault] = []
+        """What a noded before us has published, and nobody has had time to confirm."""
+        self._late = False
+        """Who has not failed has had its time."""
         self._told_before: set[Key] = set()
         """Faults of which a noded before us has told."""
         self._known: dict[Key, tuple[AnyFault, str]] = {}
@@ -105,12 +109,13 @@ class NodeDaemon:
         """Until it is cancelled. What is published stays: nobody has said that the faults are over."""
         await self._sources.ready()
         self._sources.attach(self)
-        settle = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._settle, *self._silent)
+        settle = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._settle_late)
         try:
             chip_faults = self._restore(self._sources.devices.get(self.device.name, self.device.namespace))
             node_faults = self._restore_info(self._sources.infos.get(self.info.name, self.info.namespace))
             before: list[AnyFault] = [*chip_faults, *node_faults]
             self._board.put(BEFORE, before, timed=True)
+            self._before = before
             self._told_before = {fault.key for fault in before}
             for detector in self._detectors:
                 if isinstance(detector, Resumes):
@@ -153,8 +158,21 @@ class NodeDaemon:
     def _settle(self, *told: str) -> None:
         """What we have found when we came counts until everybody has looked."""
         self._silent -= set(told)
-        if not self._silent and self._board.put(BEFORE, []):
+        if not self._silent:
+            self._before = []
+        elif self._late:
+            self._before = [fault for fault in self._before if self._may_be_told(fault)]
+        if self._board.put(BEFORE, self._before, timed=True):
             self._news.set()
+
+    def _settle_late(self) -> None:
+        """One that only fails can't say that its faults are over. Those of others need not wait for it."""
+        self._late = True
+        self._settle(*(name for name in self._silent if not self.detector_failures[name]))
+
+    def _may_be_told(self, fault: AnyFault) -> bool:
+        of_node = isinstance(fault, NodeFault)
+        return any(codes.may_tell(name, fault.code, of_node=of_node) for name in self._silent)
 
     async def _detect(self, detector: Detector) -> None:
         """One that fails is started again, and what it told stays until it tells something else."""

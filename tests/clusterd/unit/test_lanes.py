@@ -82,10 +82,71 @@ async def test_one_after_the_other_for_each_object_and_not_more_than_there_are_p
     assert not lanes.put(Signal("stopTrain", "1"))
     assert lanes.undone == [*pods, FIRST, CLEAR]
     async with asyncio.timeout(30):
-        await lanes.told()
-        assert done.index(FIRST) < done.index(CLEAR)
         await idle.wait()
+    assert done.index(FIRST) < done.index(CLEAR)
     assert most == 2 and len(done) == 7 and not lanes and lanes.undone == []
+
+
+async def test_what_a_signal_waits_for_overtakes_what_only_informs() -> None:
+    """As many jobs as there may be: none of their labels has to be written before."""
+    done: list[Effect] = []
+    allowed, idle = asyncio.Event(), asyncio.Event()
+
+    async def do(effect: Effect) -> None:
+        if isinstance(effect, PatchPod | PatchGroup):
+            await allowed.wait()
+        done.append(effect)
+
+    places = asyncio.Semaphore(1)
+    others, ours = Lanes(do, places, lambda: None), Lanes(do, places, idle.set)
+    label, annotation = PatchPod("a", "1", {"x": "1"}), PatchGroup(annotations={"x": "1"})
+    others.put(label)
+    await asyncio.sleep(0)
+    for effect in (FIRST, CLEAR, annotation):
+        ours.put(effect)
+    async with asyncio.timeout(30):
+        await ours.told("reset")
+        assert done == [FIRST, CLEAR] and ours.undone == [annotation]
+        allowed.set()
+        await ours.told("reset", "group")
+        await idle.wait()
+    assert done[2:] in ([label, annotation], [annotation, label]) and not ours
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_who_is_told_waits_for_what_is_being_written(at_once: bool) -> None:
+    done: list[Effect] = []
+    allowed, begun = asyncio.Event(), asyncio.Event()
+
+    async def do(effect: Effect) -> None:
+        begun.set()
+        await allowed.wait()
+        done.append(effect)
+
+    lanes = Lanes(do, asyncio.Semaphore(1), lambda: None)
+
+    async def hurried() -> None:
+        lanes.put(FIRST)
+        await lanes.told("reset")
+
+    if at_once:  # before the lane has begun by itself
+        telling = asyncio.ensure_future(hurried())
+        await begun.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert lanes.undone == [FIRST], "it is not done yet"
+        lanes.put(CLEAR)
+    else:
+        lanes.put(FIRST)
+        await begun.wait()
+        lanes.put(CLEAR)
+        telling = asyncio.ensure_future(lanes.told("reset"))
+    await asyncio.sleep(0)
+    assert not telling.done() and lanes.undone == [FIRST, CLEAR]
+    allowed.set()
+    async with asyncio.timeout(30):
+        await telling
+    assert done == [FIRST, CLEAR]
 
 
 class Told:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evertrain.clusterd.model import JobFaults
@@ -176,6 +176,8 @@ class Luck(Play):
         if told and told[-1] != signal.strategy:
             assert ORDER.index(told[-1]) < ORDER.index(signal.strategy), f"{told} and then {signal.strategy}"
             heard = isinstance(event, Status | Strategies | JobSeen | FaultsSeen | Subscribed)
+            # A rank that fails again in its new pod ends the strategy, as a result would.
+            heard = heard or (isinstance(event, ProcessFault) and told[-1] == n.RECOVER)
             assert heard or expired, f"{told[-1]} was on its way, and {event} led to {signal.strategy}"
         told.append(signal.strategy)
 
@@ -305,7 +307,21 @@ beginnings = st.one_of(
 """Without one, few would come far."""
 
 
+def job_of(strategies: str, **codes: list[int]) -> dict[str, object]:
+    return {"strategies": strategies, "labels": {}, "annotations": {}, "codes": codes, "slow": False}
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(  # a rank fails again in its new pod
+    job=job_of("retry, recover"),
+    beginning=[],
+    luck=[("fault", {0: "1"}), ("answer", 1), ("answer", 2), ("fault", {0: "0"})],
+)
+@example(  # the client is lost before it is told to end, and so is its pod
+    job=job_of("retry, recover-in-place, recover, elastic-training, dump", retry=[0], recover=[201]),
+    beginning=[],
+    luck=[("fault", {2: "0", 4: "1"}), ("answer", 4), ("unsubscribe", None), ("answer", 1), ("pending", 0)],
+)
 @given(job=jobs, beginning=beginnings, luck=st.lists(moves, max_size=20))
 def test_any_order(job: dict[str, object], beginning: list[tuple[str, object]], luck: list[tuple[str, object]]) -> None:
     world = Luck(**job)

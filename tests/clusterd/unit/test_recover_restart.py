@@ -24,6 +24,7 @@ from evertrain.clusterd.recover.events import (
 from evertrain.clusterd.recover.machine import Recovery, Unreadable
 from tests.clusterd.recover_play import Play
 from tests.clusterd.recover_states import STATES
+from tests.clusterd.recover_world import World
 
 HOT = {"subHealthyStrategy": "hotSwitch"}
 
@@ -251,3 +252,24 @@ def test_a_manager_that_is_the_old_one_after_all_has_done_what_it_was_told() -> 
     assert machine.state == n.STOPPED
     machine.handle(Status(0, "recover"), 15.0)
     assert machine.state == n.INIT and machine.may_start_om()
+
+
+@pytest.mark.parametrize("manager_is_new", [False, True])
+def test_that_all_start_again_is_not_over_before_somebody_has_heard_it(manager_is_new: bool) -> None:
+    """The client is lost while it writes its report of the checkpoint."""
+    world = World("dump")
+    world.say(ProcessFault({3: OTHER}))
+    world.say(Unsubscribed())
+    world.say(Status(0, "dump"))
+    assert world.state == n.RESCHEDULING
+    world.log.clear()
+    world.replace(1, 0) if manager_is_new else world.replace(1)
+    world.say(Subscribed(), after=10.0)
+    if manager_is_new:  # it can't tell the other pods what it has not heard
+        assert world.state == n.RESCHEDULING and world.signals == []
+        world.wait()
+        assert world.state == n.FAULT_RETRY and world.replaced[-1].whole_job
+    else:
+        assert [each.strategy for each in world.signals] == [n.EXIT]
+        world.wait()
+        assert (world.state, world.outcome) == (n.INIT, n.FELL_BACK)

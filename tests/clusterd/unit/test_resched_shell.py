@@ -7,11 +7,18 @@ import logging
 
 import pytest
 
-from evertrain.clusterd.resched import watched
-from evertrain.clusterd.resched.shell import LEAD_PATIENCE, Rescheduler
+from evertrain.clusterd.actor import Actor
+from evertrain.clusterd.effects import Carrier
+from evertrain.clusterd.keep import Keeper
+from evertrain.clusterd.model import Job
+from evertrain.clusterd.recover.events import JobSeen, Note, ProcessFault, StopComplete
+from evertrain.clusterd.recover.machine import Recovery
+from evertrain.clusterd.resched import reasons, watched
+from evertrain.clusterd.resched.shell import LEAD_PATIENCE, READY_WORD, READY_WORDS, Rescheduler
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, NODE, POD, Kind, Listing
 from tests import virtual_time
 from tests.clusterd.cluster_info import devices, publish
+from tests.clusterd.recover_world import World
 from tests.kube.fake import FakeKube, refused
 from tests.operator.acjobs import ascend_job
 
@@ -76,6 +83,52 @@ def test_a_leader_that_is_lost_later_than_the_fault() -> None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
+    virtual_time.run(run())
+
+
+def test_a_recovery_does_not_wait_for_ever_for_what_the_rescheduler_may_not_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Closed(FakeKube):
+        async def list(self, kind: Kind, namespace: str | None = None, **chosen: str) -> Listing:
+            if chosen.get("fields") == f"metadata.name={reasons.NAME}" and closed:
+                raise refused(403, "Forbidden", "configmaps is forbidden")
+            return await super().list(kind, namespace, **chosen)
+
+    async def run() -> None:
+        nonlocal closed
+        kube, world = Closed(), World("recover")
+        rescheduler = Rescheduler(kube)
+        machine = Recovery(world.job.uid, make_uuid=lambda: "uuid")
+        notes: list[str] = []
+
+        class Notes:
+            def note(self, job: Job, note: Note, now: float) -> None:
+                notes.append(note.text)
+
+        carrier = Carrier(kube, rescheduler, Notes())
+        actor = Actor(world.job, machine, Keeper(kube, world.job), carrier.carry)
+        tasks = [asyncio.ensure_future(each) for each in (rescheduler.run(), actor.run())]
+        actor.put(JobSeen(world.job))
+        line = await actor.signals()
+        await actor.tell(ProcessFault({3: "1"}))
+        await actor.tell(StopComplete(0))
+        async with asyncio.timeout(2 * READY_WORDS * READY_WORD):
+            while (await anext(line)).type != "globalFault":
+                pass
+        missing = f"ConfigMaps in {reasons.NAMESPACE} (metadata.name={reasons.NAME})"
+        assert caplog.text.count(f"we wait for {missing}") == READY_WORDS
+        await asyncio.sleep(1)
+        assert any(text.endswith(f"the rescheduler has waited 30 s for {missing}") for text in notes), notes
+        closed = False
+        await asyncio.sleep(100)
+        assert rescheduler.ready.is_set() and not actor._undone, "the pods go as soon as they can"
+        line.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    closed = True
     virtual_time.run(run())
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -135,6 +138,82 @@ def test_an_answer_that_comes_late_does_not_make_the_lease_last_longer() -> None
         with pytest.raises(LostLeadership):
             await asyncio.wait_for(first, 60)
         assert renewed and loop.time() - renewed <= 10
+
+    virtual_time.run(test())
+
+
+class Beside:
+    """A leader that renews on a thread, as far as can be seen from there."""
+
+    def __init__(self) -> None:
+        self.kube, self.renewed, self.threads = FakeKube(), threading.Semaphore(0), set[threading.Thread]()
+        self.kube.after = self.after
+        self.leader = Leader(
+            self.kube, "operator", "mindx-dl", "a", duration=300, deadline=200, period=0.01, connect=self.connect
+        )
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[FakeKube]:
+        self.threads.add(threading.current_thread())
+        yield self.kube
+
+    def after(self, verb: str, kind: Kind, name: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.renewed.release()
+
+
+def test_the_lease_is_renewed_while_the_work_holds_the_loop_up() -> None:
+    async def test() -> None:
+        here = Beside()
+
+        async def work() -> None:
+            await asyncio.to_thread(here.renewed.acquire)  # it has begun
+            for _ in range(3):
+                assert here.renewed.acquire(timeout=60), "nobody else can run, and the lease is not renewed"
+
+        async with asyncio.timeout(120):
+            await here.leader.lead(work)
+        assert here.kube.find(LEASE, "operator", "mindx-dl")["spec"]["holderIdentity"] == "", "it is released"
+        assert here.threads and not any(thread.is_alive() for thread in here.threads)
+
+    asyncio.run(test())
+
+
+def test_who_renews_on_a_thread_and_loses_the_lease_stops() -> None:
+    async def test() -> None:
+        here, ended = Beside(), asyncio.Event()
+
+        async def work() -> None:
+            await asyncio.to_thread(here.renewed.acquire)
+            before = here.kube.before
+
+            def taken(verb: str, kind: Kind, name: str) -> None:
+                if verb != "get":
+                    return
+                here.kube.before = before
+                here.kube.find(LEASE, "operator", "mindx-dl")["spec"]["holderIdentity"] = "b"
+
+            here.kube.before = taken
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        with pytest.raises(LostLeadership, match="operator is b's"):
+            async with asyncio.timeout(120):
+                await here.leader.lead(work)
+        assert ended.is_set()
+
+    asyncio.run(test())
+
+
+def test_who_hangs_for_good_does_not_lead_for_ever() -> None:
+    async def test() -> None:
+        here = leader(FakeKube(), "a")
+        assert await here._try(here._kube)
+        with pytest.raises(LostLeadership):
+            async with asyncio.timeout(60):
+                await here._renew(here._kube, lambda: False)
 
     virtual_time.run(test())
 

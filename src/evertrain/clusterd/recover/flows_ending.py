@@ -89,6 +89,10 @@ class Ending(Core):
 
     def _await_restart(self, text: str) -> None:
         self._forget_later()
+        if self.job is not None and not self.listening and not self.config.platform:
+            # Pods that came before may wait for that word, too: only those that come now need it not.
+            self.data.unheard = True
+            self.data.origin = {rank: pod.uid for rank, pod in self.job.pods.items()}
         if 0 in self.data.pods:
             self._replace_all("all processes start again, and where they meet goes with the first pod")
         else:
@@ -105,19 +109,24 @@ class Ending(Core):
         """Nobody waits any more who was stopped: they have been told, or are new."""
         if not self._told():
             return False
-        told = self.listening and (self.config.platform or view.back(self.job, self.data.pods))
+        told = self._are_told and (self.config.platform or view.back(self.job, self.data.pods))
         if not (told or view.renewed(self.job, self.data.origin)):
             return False
-        self._restarted()
+        self._restarted("all processes were started again" if told else "the whole job was started again")
         return True
 
-    def _restarted(self) -> None:
+    @property
+    def _are_told(self) -> bool:
+        """A manager in a new first pod is told nothing, and so tells the pods beside it nothing."""
+        return self.listening and not self.data.unheard
+
+    def _restarted(self, text: str) -> None:
         self._reset(n.RESTART_ALL)
-        self._close(n.FELL_BACK, "all processes were started again")
+        self._close(n.FELL_BACK, text)
 
     def _rescheduling_timeout(self) -> None:
-        if view.running(self.job) and self.listening:
-            self._restarted()
+        if view.running(self.job) and self._are_told:
+            self._restarted("all processes were started again")
         else:
             self._reschedule_job("the pods at fault were not replaced in time")
 

@@ -145,6 +145,7 @@ class Recovery(Maintenance):
         else:
             for signal in data.sent:
                 self._do(signal)
+            data.unheard = False
             data.returned = data.state != n.INIT
             if data.state in (n.RESCHEDULING, n.FAULT_RETRY):
                 data.not_before = self.now + timing.TOLD
@@ -161,6 +162,9 @@ class Recovery(Maintenance):
 
     def _failed(self, event: Failed) -> None:
         effect = event.effect
+        if isinstance(effect, ReplacePods):
+            text = f"pods that have to go can't be replaced yet, and are tried again: {event.why}"
+            return self._note("rescheduling", text)
         self._note("ignored", f"{type(effect).__name__} could not be carried out: {event.why}")
         if isinstance(effect, PatchGroup) and effect.labels.get(n.ENABLE) == n.PAUSE:
             if self.data.state == n.FAULT_RETRY:

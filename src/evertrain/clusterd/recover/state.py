@@ -83,6 +83,8 @@ class Data(msgspec.Struct, omit_defaults=True):
     """Chips have had their time to mend."""
     replaced: set[str] = set()
     """Uids of pods that the rescheduler was told to replace."""
+    unheard: bool = False
+    """That all processes shall start again was said when nobody listened."""
     schedule_until: float | None = None
     scheduled: bool = False
     """The replacements have their places, and everybody was told."""

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from evertrain.clusterd.effects import Failure
 from evertrain.clusterd.model import Job, Pod
 from evertrain.clusterd.recover.events import Note, ReplacePods
 from evertrain.clusterd.resched import launchers, reasons, taints
@@ -33,6 +34,7 @@ from evertrain.clusterd.resched.decide import (
 from evertrain.clusterd.resched.policy import GRACE_EXIT, policy
 from evertrain.clusterd.resched.views import JobView, NodeView, PodView
 from evertrain.clusterd.resched.watched import SCHEDULER_CONFIG, SCHEDULER_NAMESPACE, Shared, Watched
+from evertrain.kube.cache import Cache
 from evertrain.kube.port import (
     CONFIG_MAP,
     NODE,
@@ -56,6 +58,9 @@ RESCHEDULED = "rescheduled"
 """How an incident ends in which nobody but us has led the job."""
 LEAD_PATIENCE = 30.0
 """Seconds for a job whose recovery is to lead to say that it is there, from the moment a fault hits it."""
+READY_WORD, READY_WORDS = 10.0, 3
+"""Seconds between two words about what the rescheduler waits for before it can begin, and after how many of them a
+recovery goes on without it."""
 AS_IT_SAYS = 1 << 30
 """Stands for a pod's own grace period."""
 
@@ -89,6 +94,8 @@ class Rescheduler:
         """By uid of a job: whether its launchers are told to end in good order. Missing: nobody knows."""
         self._places = asyncio.Semaphore(AT_ONCE)
         self._writing = asyncio.Lock()
+        self._caches: tuple[Cache, ...] = ()
+        """Those without which nothing can be decided."""
         self.ready = asyncio.Event()
         """Set once all is known."""
 
@@ -110,7 +117,8 @@ class Rescheduler:
                 place = f"{SCHEDULER_NAMESPACE}/{SCHEDULER_CONFIG}"
                 logger.warning("we may not read ConfigMap %s: Volcano is taken for one without Ascend plugin", place)
                 tasks.create_task(watched.run_scheduler())
-            for cache in (*caches, watched.jobs, watched.pods, watched.nodes):
+            self._caches = *caches, watched.jobs, watched.pods, watched.nodes
+            for cache in self._caches:
                 await cache.synced.wait()
             self._look_at_all()
             self.ready.set()
@@ -198,8 +206,8 @@ class Rescheduler:
 
     async def replace(self, job: Job, order: ReplacePods) -> None:
         """What a job's recovery has decided. When this returns, the pods are on their way. Raises what the API server
-        or the way to it raises; it may be asked for any number of times."""
-        await self.ready.wait()
+        or the way to it raises, and Failure; it may be asked for any number of times."""
+        await self._until_ready(job)
         if not self.acts:
             return
         view = self._watched.job(job.uid)
@@ -208,6 +216,25 @@ class Rescheduler:
         view = _with_known(view, job, order.uids)
         decision = replaced(view, order.uids, order.reason, self._nodes(view), whole_job=order.whole_job)
         await self._carry_out(view, decision)
+
+    async def _until_ready(self, job: Job) -> None:
+        """The signals of the job's recovery wait for it. Raises Failure when that has lasted long enough: agents are
+        told to go on then, and whoever asked comes again."""
+        if self.ready.is_set():
+            return
+        for _ in range(READY_WORDS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READY_WORD):
+                    await self.ready.wait()
+                return
+            logger.warning("job %s: before its pods can be replaced, we wait for %s", job.uid, self._missing)
+        raise Failure(f"the rescheduler has waited {READY_WORDS * READY_WORD:g} s for {self._missing}")
+
+    @property
+    def _missing(self) -> str:
+        if not self._caches:
+            return "the API server to say which kinds it has"
+        return ", ".join(each.what for each in self._caches if not each.synced.is_set()) or "its first look at all jobs"
 
     async def _carry_out(self, job: JobView, decision: Decision) -> None:
         deletions = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import importlib
 import logging
 import os
@@ -83,6 +84,10 @@ class Gpus:
         self._known: dict[int, Gpu] = {}
         self._now: dict[int, Gpu] = {}
         self._errors: dict[tuple[int, int], int] = {}
+
+    def expect(self, indices: Iterable[int]) -> None:
+        """The driver says that there are these. One that is not seen is lost, also if it never was."""
+        self._known = {index: Gpu(index) for index in indices} | self._known
 
     def see(self, gpus: Iterable[Gpu]) -> None:
         self._now = {gpu.index: gpu for gpu in gpus}
@@ -163,6 +168,7 @@ class Nvidia:
         """NVML waits for events only in a thread of its own, which looks up once a second."""
         watch = await asyncio.to_thread(_Watch, library)
         try:
+            self._gpus.expect(watch.indices)
             while True:
                 self._gpus.see(await asyncio.to_thread(watch.counters))
                 tell(self._gpus.faults(now_ms()))
@@ -180,15 +186,34 @@ class _Watch:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._handles = [library.nvmlDeviceGetHandleByIndex(n) for n in range(library.nvmlDeviceGetCount())]
         self._set = library.nvmlEventSetCreate()
-        for handle in self._handles:
-            with contextlib.suppress(library.NVMLError):
-                library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, self._set)
+        self._handles: dict[int, Any] = {}
+        self._places: dict[object, int] = {}
+        """Indices by handle: the driver tells none of a GPU that is lost, and that is when it is asked for."""
+        self.indices = [index for index in range(library.nvmlDeviceGetCount()) if self._find(index)]
+        """Of the GPUs that we may see, lost or not."""
+
+    def _find(self, index: int) -> bool:
+        """False if the GPU is none of ours."""
+        library = self._library
+        try:
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+        except library.NVMLError as error:
+            return "NoPermission" not in type(error).__name__
+        self._handles[index] = handle
+        self._places[_place(handle)] = index
+        with contextlib.suppress(library.NVMLError):
+            library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, self._set)
+        return True
 
     def counters(self) -> list[Gpu]:
         library, found = self._library, []
-        for index, handle in enumerate(self._handles):
+        for index in self.indices:
+            if index not in self._handles:
+                self._find(index)  # it may have come back
+            handle = self._handles.get(index)
+            if handle is None:
+                continue
             try:
                 bus = library.nvmlDeviceGetPciInfo(handle).busId
             except library.NVMLError:
@@ -208,7 +233,10 @@ class _Watch:
         library = self._library
         try:
             event = library.nvmlEventSetWait_v2(self._set, WAIT_MS)
-            return library.nvmlDeviceGetIndex(event.device), int(event.eventData)
+            index = self._places.get(_place(event.device))
+            if index is None:
+                index = library.nvmlDeviceGetIndex(event.device)
+            return index, int(event.eventData)
         except library.NVMLError as error:
             if "Timeout" not in str(error) and "Timeout" not in type(error).__name__:
                 time.sleep(WAIT_MS / 1000)
@@ -218,6 +246,11 @@ class _Watch:
         with contextlib.suppress(Exception):
             self._library.nvmlEventSetFree(self._set)
             self._library.nvmlShutdown()
+
+
+def _place(handle: Any) -> object:
+    """Handles are pointers, and each answer has an object of its own for them."""
+    return handle if isinstance(handle, int) else ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def _load() -> Any:
