@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from evertrain.cli import running
 from evertrain.cli.objects import cluster_options
 from evertrain.cli.running import CommandError, UsageError
-from evertrain.embedded.power import CUT, JOINED, NETWORK_ORDER, NETWORK_STATE, OFF, ON, ORDER, STATE
+from evertrain.embedded.power import CUT, JOINED, NETWORK_ORDER, NETWORK_STATE, NICS, OFF, ON, ORDER, STATE, without
 
 if TYPE_CHECKING:
     from evertrain.cli.connection import Connection
@@ -53,6 +53,14 @@ def main(argv: Sequence[str]) -> int:
         cluster_options(given, kubeconfig=argparse.SUPPRESS, data_dir=argparse.SUPPRESS)
         if order != "list":
             given.add_argument("names", metavar="NODE", nargs="+", help="for example node-1")
+        if order == "cut":
+            given.add_argument(
+                "--nic",
+                action="append",
+                default=[],
+                choices=NICS,
+                help="pull out the cable of this NIC only (repeatable): the link is down, and so are those of its pods",
+            )
     arguments = parser.parse_args(argv)
     return running.run("node", lambda: _main(arguments))
 
@@ -65,7 +73,8 @@ async def _main(arguments: argparse.Namespace) -> int:
         if arguments.order == "list":
             return await _list(kube)
         for name in arguments.names:
-            await _switch(kube, name, arguments.order)
+            nics = getattr(arguments, "nic", ())
+            await _switch(kube, name, arguments.order, without(nics) if nics else "")
         return 0
     finally:
         await kube.close()
@@ -90,10 +99,13 @@ async def _list(kube: Connection) -> int:
     return 0
 
 
-async def _switch(kube: Connection, name: str, word: str) -> None:
+async def _switch(kube: Connection, name: str, word: str, instead: str = "") -> None:
+    """`instead` of what the order usually wants."""
     from evertrain.kube.port import NODE, NotFound, Object
 
     order, state, wanted, done = WORDS[word]
+    if instead:
+        wanted, done = instead, f"is {instead}"
 
     def answer(node: Object) -> str:
         return str((node["metadata"].get("annotations") or {}).get(state, "" if word != "join" else JOINED))

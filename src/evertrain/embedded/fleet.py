@@ -13,7 +13,18 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import CUT, JOINED, NETWORK_ORDER, NETWORK_STATE, OFF, ON, ORDER, STATE, VIRTUAL
+from evertrain.embedded.power import (
+    CUT,
+    JOINED,
+    NETWORK_ORDER,
+    NETWORK_STATE,
+    OFF,
+    ON,
+    ORDER,
+    STATE,
+    VIRTUAL,
+    unplugged,
+)
 from evertrain.embedded.sideprocess import Lost
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import NODE, ApiError, Kube, NotFound, Object
@@ -37,11 +48,9 @@ class VirtualNode(Protocol):
         """End the pods in order."""
         ...
 
-    async def cut(self) -> None:
-        """Off from the network. Raises OSError or Lost."""
+    async def plug(self, wanted: str) -> None:
+        """Its cables, as an order for the network says. Raises OSError or Lost."""
         ...
-
-    async def join(self) -> None: ...
 
     def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]: ...
 
@@ -106,7 +115,8 @@ class Fleet:
         # A node that is off stays off when somebody deletes its object.
         if after is not None:
             self._orders[name] = OFF if _annotation(after, ORDER) == OFF else ON
-            self._cables[name] = CUT if _annotation(after, NETWORK_ORDER) == CUT else JOINED
+            wanted = _annotation(after, NETWORK_ORDER)
+            self._cables[name] = wanted if wanted == CUT or unplugged(wanted) else JOINED
         self._changed[name].set()
 
     def _wanted(self, name: str) -> str:
@@ -165,11 +175,11 @@ class Fleet:
         if wanted == self._plugged.get(name, JOINED):
             return
         try:
-            await (node.cut() if wanted == CUT else node.join())
+            await node.plug(wanted)
             self._plugged[name] = wanted
         except (OSError, Lost) as error:
             self._plugged[name] = f"{wanted} is not possible: {error}"
-            logger.warning("node %s can't be %s: %s", name, wanted, error)
+            logger.warning("network of node %s: %s is not possible: %s", name, wanted, error)
 
     async def _note(self, name: str) -> None:
         """Write down whether the node is on and joined, if that isn't what is written there. A node that is new comes

@@ -1,12 +1,30 @@
 """The words on a virtual node: that it is one, and those with which it is switched off and on, cut off and joined."""
 
+from __future__ import annotations
+
+from collections.abc import Collection
+
 ORDER = "evertrain.dev/power"
 """Annotation on a node: what is wanted, OFF or ON. Without it a node is on."""
 STATE = "evertrain.dev/power-state"
 """Annotation on a node: what is."""
 ON, OFF = "on", "off"
-NETWORK_ORDER, NETWORK_STATE = "evertrain.dev/network", "evertrain.dev/network-state"
-"""The same for its cables: CUT or JOINED. Without it, and after a restart of the node, it is joined."""
-JOINED, CUT = "joined", "cut"
 VIRTUAL = "evertrain.dev/virtual"
 """Label of a node that is ours."""
+NETWORK_ORDER, NETWORK_STATE = "evertrain.dev/network", "evertrain.dev/network-state"
+"""The same for its cables: CUT, JOINED, or which NICs have none, in the words of `without`. At first it is joined."""
+JOINED, CUT = "joined", "cut"
+NICS = ("nic0", "nic1")
+_WITHOUT = "without "
+
+
+def without(nics: Collection[str]) -> str:
+    return _WITHOUT + ",".join(nic for nic in NICS if nic in nics)
+
+
+def unplugged(text: str) -> list[int] | None:
+    """The numbers of the NICs that a text of `without` names; None if it is another one."""
+    named = text.removeprefix(_WITHOUT).split(",")
+    if not text.startswith(_WITHOUT) or not set(named) <= set(NICS):
+        return None
+    return [NICS.index(nic) for nic in named]

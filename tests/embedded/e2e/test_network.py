@@ -78,8 +78,12 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(tmp_p
             json.loads(up.kubectl("get", "nodes", "-o", "json").stdout)["items"][0]["spec"]["podCIDR"] for up in ups
         }
         assert len(ranges) == 2, "each has addresses of its own"
-        for order, told, state in (("cut", "cut off", "cut"), ("join", "joined", "joined")):
-            assert ups[0].evertrain("node", order, "node-1").stdout == f"node-1 {told}\n"
+        for order, told, state in (
+            (("cut", "--nic", "nic1"), "is without nic1", "without"),
+            (("cut",), "cut off", "cut"),
+            (("join",), "joined", "joined"),
+        ):
+            assert ups[0].evertrain("node", *order, "node-1").stdout == f"node-1 {told}\n"
             rows = ups[0].evertrain("node", "list").stdout.splitlines()[1:]
             assert [row.split()[:3] for row in rows] == [["node-0", "on", "joined"], ["node-1", "on", state]]
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from evertrain.embedded.network.fabric import Fabric, NotAllowed
+from evertrain.embedded.power import CUT, JOINED, without
 from evertrain.kube.port import POD, SERVICE
 from tests.embedded.nodes import SmallCluster, pod, run, small_cluster
 
@@ -127,16 +128,59 @@ def test_a_node_that_is_cut_off_is_silent_until_it_is_joined(tmp_path: Path) -> 
             await says(cluster, "server", "ready")
             await cluster.create(python("client", ASK, address(cluster, "server"), node=1))
             heard = await says(cluster, "client", "heard the server")
-            await cluster.nodes["node-0"].cut()
+            await cluster.nodes["node-0"].plug(CUT)
             cut = await says(cluster, "client", "failed timed out", heard)
             await cluster.create(python("late", "print('here')", node=0))
             await cluster.kube.delete(POD, "server", "default", grace=0)
             await asyncio.sleep(0)
             assert "status" not in cluster.pod("late") or cluster.pod("late")["status"]["phase"] == "Pending"
-            await cluster.nodes["node-0"].join()
+            await cluster.nodes["node-0"].plug(JOINED)
             await cluster.phase("late", "Succeeded")
             await says(cluster, "client", "failed", cut)
             assert "heard" not in (await cluster.log("client"))[cut:].partition("failed")[2], "its object was deleted"
+
+    run(main())
+
+
+LINKS = """
+import fcntl, socket, struct, time
+before = None
+while True:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        flags = [fcntl.ioctl(probe, 0x8913, struct.pack("256s", name)) for name in (b"eth0", b"eth1")]
+    now = ["up" if struct.unpack_from("16xH", each)[0] & 0x40 else "down" for each in flags]
+    if now != before:
+        print(*now, flush=True)
+    before = now
+    time.sleep(0.02)
+"""
+
+
+def test_a_nic_without_its_cable(tmp_path: Path) -> None:
+    """Pods see it, those that start later, too; and the other network goes on."""
+
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            await cluster.create(python("server", SERVE, "the server", node=0))
+            await says(cluster, "server", "ready")
+            fabric = cluster.machine.fabric
+            assert fabric is not None
+            first = address(cluster, "server")
+            await cluster.create(python("first", ASK, first, node=1))
+            await cluster.create(python("second", ASK, fabric.block.second(first), node=1))
+            await cluster.create(python("links", LINKS, node=0))
+            seen = {name: await says(cluster, name, "heard the server") for name in ("first", "second")}
+            await says(cluster, "links", "up up")
+            await cluster.nodes["node-0"].plug(without(["nic0"]))
+            await says(cluster, "links", "down up")
+            await cluster.create(python("later", LINKS, node=0))
+            await says(cluster, "later", "down up")
+            lost = await says(cluster, "first", "failed", seen["first"])
+            seen = {"first": lost, "second": len(await cluster.log("second"))}
+            await says(cluster, "second", "heard the server", seen["second"])
+            await cluster.nodes["node-0"].plug(JOINED)
+            await says(cluster, "first", "heard the server", seen["first"])
+            await says(cluster, "later", "up up")
 
     run(main())
 

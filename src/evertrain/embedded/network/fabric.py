@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
 
-from evertrain.embedded.network.plan import RAILS, Block
+from evertrain.embedded.network.plan import Block
 from evertrain.embedded.sideprocess import SideProcess
 
 
@@ -78,12 +78,16 @@ class Fabric:
         made.setblocking(False)
         return made
 
-    async def cut(self, index: int, rails: Collection[int] = range(RAILS)) -> None:
-        """What goes through these NICs of a node is lost from now on, and nobody is told."""
-        await self._ask("cut", index=index, rails=list(rails))
+    async def cut(self, index: int) -> None:
+        """What goes in or out of a node is lost from now on, and nobody is told."""
+        await self._ask("cut", index=index)
 
-    async def join(self, index: int, rails: Collection[int] = range(RAILS)) -> None:
-        await self._ask("join", index=index, rails=list(rails))
+    async def pull(self, index: int, rails: Collection[int]) -> None:
+        """These NICs of a node, and no others, have no cable: links are down, in its pods, too."""
+        await self._ask("pull", index=index, rails=list(rails))
+
+    async def join(self, index: int) -> None:
+        await self._ask("join", index=index)
 
     async def traffic(self, index: int) -> dict[str, Traffic]:
         """By NIC."""

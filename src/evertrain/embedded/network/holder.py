@@ -12,7 +12,9 @@ itself can't reach the pods, empty if it can.
     {"do": "address", "address": …}                          one of the cluster's own, of a Service that it serves
     {"do": "listen", "host": …, "port": …}                   → a socket that listens there
     {"do": "socket", "index": …}                             → one that can connect to pods, from that node
-    {"do": "cut"} {"do": "join"}, "index": …, "rails": […]   packets of these NICs are lost, and are not any more
+    {"do": "cut", "index": …}                                packets of the node are lost, and nobody is told
+    {"do": "pull", "index": …, "rails": […]}                 these NICs have no cable, and neither have the pods there
+    {"do": "join", "index": …}                               as it was before
     {"do": "traffic", "index": …}                            bytes through each NIC, as the node sees them
 """
 
@@ -39,6 +41,7 @@ OWN_NAMESPACE = "/proc/self/ns/net"
 BACKLOG = 1024
 RAILS = range(plan.RAILS)
 MACHINE = "eth-machine"
+PLUG = "pod"
 LOCK = "\0evertrain-network-{}"
 
 
@@ -114,8 +117,9 @@ class Namespace:
 class Node:
     space: Namespace
     pods: int = 0
-    """How many there were; the names of their cables are numbered."""
-    cut: set[int] = field(default_factory=set)
+    """How many there were; the ends of their cables are numbered."""
+    pulled: set[int] = field(default_factory=set)
+    """Rails whose NIC has no cable."""
 
 
 class World:
@@ -158,8 +162,13 @@ class World:
             case "socket":
                 made = self._socket_of(order["index"])
                 return {"passed": [made]}, [made]
-            case "cut" | "join":
-                self._plug(order["index"], order["rails"], order["do"] == "join")
+            case "cut":
+                self._plug(order["index"], joined=False)
+            case "pull":
+                self._set_cables(order["index"], set(order["rails"]))
+            case "join":
+                self._plug(order["index"], joined=True)
+                self._set_cables(order["index"], set())
             case "traffic":
                 return {"nics": self._traffic(order["index"])}, []
         return {}, []
@@ -215,14 +224,13 @@ class World:
         if (descriptor := self._pods.pop(pod, None)) is not None:
             os.close(descriptor)
         node = self._nodes[index]
+        node.pods += 1
         with self._new() as space:
             for rail in RAILS:
-                name = _eth(rail)
-                node.pods += 1
-                plug = f"pod{node.pods}"
+                name, plug = _eth(rail), f"{PLUG}{node.pods}-{rail}"
                 node.space.inside.add_cable(plug, name, space.descriptor)
                 node.space.inside.plug(plug, _bridge(rail))
-                node.space.inside.switch(plug, True)
+                node.space.inside.switch(plug, rail not in node.pulled)
                 space.inside.switch(name, True)
             rails = self.block.rails
             for number, address in enumerate(addresses):
@@ -249,9 +257,22 @@ class World:
             space.close()
             raise
 
-    def _plug(self, index: int, rails: list[int], joined: bool) -> None:
-        for rail in rails:
+    def _plug(self, index: int, *, joined: bool) -> None:
+        """The other ends of its cables into the switches, or out of them: the NICs don't notice."""
+        for rail in RAILS:
             self.space.inside.plug(_port(index, rail), _switch(rail) if joined else "")
+
+    def _set_cables(self, index: int, pulled: set[int]) -> None:
+        """Pods have a share of the NIC: where it has no cable, neither have they."""
+        node = self._nodes[index]
+        changed, node.pulled = node.pulled ^ pulled, pulled
+        plugs = [name for name in node.space.inside.interfaces() if name.startswith(PLUG)]
+        for rail in changed:
+            self.space.inside.switch(_port(index, rail), rail not in pulled)
+            for plug in plugs:
+                if plug.endswith(f"-{rail}"):
+                    with contextlib.suppress(OSError):  # its pod has just ended
+                        node.space.inside.switch(plug, rail not in pulled)
 
     def _traffic(self, index: int) -> dict[str, dict[str, Any]]:
         found = self._nodes[index].space.inside.interfaces()

@@ -25,6 +25,7 @@ from evertrain.embedded.node.machine import Machine
 from evertrain.embedded.node.pod import PodWorker
 from evertrain.embedded.node.reach import Reach
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
+from evertrain.embedded.power import CUT, unplugged
 from evertrain.embedded.recorder import NORMAL, rfc3339_micro
 from evertrain.kube.port import LEASE, NODE, POD, AlreadyExists, ApiError, Conflict, NotFound, Object
 
@@ -120,20 +121,20 @@ class VirtualNode:
                 task.cancel()
         self._stopped.set()
 
-    async def cut(self) -> None:
-        """Nothing goes in or out any more: neither packets of pods nor requests of the node; what runs, runs on."""
+    async def plug(self, wanted: str) -> None:
+        """CUT: nothing goes in or out any more, neither packets of pods nor requests of the node; what runs, runs on.
+        Or NICs have no cable, of which the node's own requests take no notice. JOINED: it catches up with what has
+        happened."""
         if self.fabric is None:
             raise OSError("its pods are in the network of this machine; start the cluster with --own-network")
-        await self.fabric.cut(self.config.index)
-        self.reach.cut = True
-
-    async def join(self) -> None:
-        """Catches up with what has happened meanwhile."""
-        if not self.reach.cut:
+        await self.fabric.join(self.config.index)
+        if wanted == CUT:
+            await self.fabric.cut(self.config.index)
+        else:
+            await self.fabric.pull(self.config.index, unplugged(wanted) or ())
+        was_cut, self.reach.cut = self.reach.cut, wanted == CUT
+        if not was_cut or self.reach.cut:
             return
-        if self.fabric is not None:
-            await self.fabric.join(self.config.index)
-        self.reach.cut = False
         there = {pod["metadata"]["uid"]: pod for pod in self.machine.pods.select("node", self.name)}
         for uid in {*self._workers, *self._finished, *there}:
             self.pod_changed(uid, there.get(uid))
