@@ -97,7 +97,6 @@ class Watched(Training):
             found[rank] = {int(json.loads(line)[0]): line for line in lines if line.endswith("\n")}
         return found
 
-
     def repeated(self) -> int:
         """Steps that a rank has done more than once, at most: after a restart from a checkpoint."""
         counts = [(self.output / f"steps.{rank}").read_text().count("\n") for rank in RANKS]

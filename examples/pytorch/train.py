@@ -28,6 +28,7 @@ ALPHABET = " .abcdefghijklmnopqrstuvwxyz"
 
 class Sentences(Dataset):
     """Text from a grammar of three rules, cut into windows. Each item carries its index, for the sample log."""
+
     WORDS = {
         "who": ["the cat", "a small dog", "my old friend", "the queen of spades", "nobody"],
         "does": ["sees", "follows", "paints", "forgets", "never understands"],

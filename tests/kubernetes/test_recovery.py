@@ -159,4 +159,3 @@ def test_a_cable_is_cut_for_20_s(chain: Chain) -> None:
     result = chain.ends()
     assert chain.uids()[0] == pods[0]
     assert_same_end(result)
-

@@ -79,11 +79,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(version, marks=MARKS[version], id=version) for version in VERSIONS
-    ]
-)
+@pytest.fixture(params=[pytest.param(version, marks=MARKS[version], id=version) for version in VERSIONS])
 def kubectl(request: pytest.FixtureRequest, running: Running, tmp_path: Path) -> Iterator[Kubectl]:
     """Runs kubectl in a namespace of the test's own; with `fails` it must."""
     config = running.kubeconfig(tmp_path / "kubeconfig")

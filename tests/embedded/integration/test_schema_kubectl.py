@@ -44,12 +44,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield running.kubeconfig(folder / "config")
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(path, id=version, marks=MARKS[version])
-        for version, path in VERSIONS.items()
-    ]
-)
+@pytest.fixture(params=[pytest.param(path, id=version, marks=MARKS[version]) for version, path in VERSIONS.items()])
 def kubectl(request: pytest.FixtureRequest, kubeconfig: Path, tmp_path: Path) -> Iterator[Kubectl]:
     namespace = Path(request.param).name.replace(".", "-") + "-" + tmp_path.name.replace("_", "-")[:30].strip("-")
 

@@ -27,7 +27,9 @@ def test_a_script_that_does_not_exist() -> None:
     ("kind", "says", "line"),
     [
         pytest.param(
-            "meta", "and initialise it) before it is given to Training", "training = Training(",
+            "meta",
+            "and initialise it) before it is given to Training",
+            "training = Training(",
             marks=pytest.mark.exhaustive,
         ),
         ("no-sampler", "sampler=loader.sampler if each rank already has data of its own", "for step, (batch,) in"),

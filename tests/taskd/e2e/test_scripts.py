@@ -36,7 +36,9 @@ def run(folder: Path, text: str, *args: str) -> tuple[TwoPods, Result]:
     [
         *(
             pytest.param(
-                text, "ended before any rank came to a training of Evertrain (exit: exited with code 1)", 0,
+                text,
+                "ended before any rank came to a training of Evertrain (exit: exited with code 1)",
+                0,
                 marks=pytest.mark.exhaustive,
             )
             for text in (SYNTAX, BEFORE_MINDIO)
