@@ -1,5 +1,5 @@
-"""`evertrain node list|stop|start|cut|join`: take a virtual node away, as if its machine had lost its power or its
-cables were pulled, and give it back.
+"""`evertrain node list|nics|stop|start|cut|join`: look at virtual nodes, take one away, as if its machine had lost its
+power or its cables were pulled, and give it back.
 
 The order is an annotation on the node, which the cluster obeys and answers with another: so it is kept over a restart
 of the cluster, and kubectl can give it, too.
@@ -10,16 +10,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evertrain.cli import running
 from evertrain.cli.objects import cluster_options
 from evertrain.cli.running import CommandError, UsageError
-from evertrain.embedded.power import CUT, JOINED, NETWORK_ORDER, NETWORK_STATE, NICS, OFF, ON, ORDER, STATE, without
+from evertrain.embedded.power import (
+    CUT,
+    JOINED,
+    NETWORK_ORDER,
+    NETWORK_STATE,
+    NICS,
+    OFF,
+    ON,
+    ORDER,
+    SHARED,
+    STATE,
+    link,
+    without,
+)
 
 if TYPE_CHECKING:
     from evertrain.cli.connection import Connection
+    from evertrain.kube.port import Object
 
 PATIENCE = 30.0
 WORDS = {
@@ -43,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
     orders = parser.add_subparsers(dest="order", required=True, metavar="ORDER")
     for order, text in (
         ("list", "the nodes and whether they run"),
+        ("nics", "the NICs of nodes: whether their links are up, and how many bytes went through each"),
         ("stop", "take nodes away, as if their power were gone"),
         ("start", "bring nodes back"),
         ("cut", "cut nodes off from the network, as if their cables were pulled"),
@@ -51,7 +67,10 @@ def main(argv: Sequence[str]) -> int:
         # The options may come behind the order, too; one that isn't given there leaves what came before.
         given = orders.add_parser(order, help=text, description=text)
         cluster_options(given, kubeconfig=argparse.SUPPRESS, data_dir=argparse.SUPPRESS)
-        if order != "list":
+        if order == "nics":
+            given.add_argument("names", metavar="NODE", nargs="*", help="for example node-1 (default: all that run)")
+            given.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
+        elif order != "list":
             given.add_argument("names", metavar="NODE", nargs="+", help="for example node-1")
         if order == "cut":
             given.add_argument(
@@ -72,6 +91,8 @@ async def _main(arguments: argparse.Namespace) -> int:
     try:
         if arguments.order == "list":
             return await _list(kube)
+        if arguments.order == "nics":
+            return await _nics(kube, arguments.names, arguments.output)
         for name in arguments.names:
             nics = getattr(arguments, "nic", ())
             await _switch(kube, name, arguments.order, without(nics) if nics else "")
@@ -88,9 +109,8 @@ async def _list(kube: Connection) -> int:
     pods = (await kube.list(POD, fields="status.phase=Running")).items
     for node in (await kube.list(NODE)).items:
         name, status = node["metadata"]["name"], node.get("status") or {}
-        annotations = node["metadata"].get("annotations") or {}
         ready = [c["status"] == "True" for c in status.get("conditions") or [] if c["type"] == "Ready"]
-        state, network = annotations.get(STATE, ""), annotations.get(NETWORK_STATE) or JOINED
+        state, network = _annotation(node, STATE), _annotation(node, NETWORK_STATE) or JOINED
         count = sum((pod.get("spec") or {}).get("nodeName") == name for pod in pods)
         npus = str((status.get("capacity") or {}).get("huawei.com/Ascend910", "0"))
         condition = "Ready" if ready == [True] else "NotReady"
@@ -99,26 +119,70 @@ async def _list(kube: Connection) -> int:
     return 0
 
 
+async def _nics(kube: Connection, names: Sequence[str], output: str) -> int:
+    """What the nodes count, as a kubelet is asked for it."""
+    from evertrain.cli import connection, printing
+    from evertrain.embedded.nodestats import SUMMARY, traffic
+    from evertrain.kube.port import NODE
+
+    nodes = [await _node(kube, name) for name in names] or [
+        node for node in (await kube.list(NODE)).items if _annotation(node, STATE) == ON
+    ]
+    if not nodes:
+        raise CommandError("no virtual node runs")
+    found: list[dict[str, str | int]] = []
+    for node in nodes:
+        name = node["metadata"]["name"]
+        if _annotation(node, STATE) == OFF:
+            raise CommandError(f"{name} is stopped: nobody counts there")
+        counted = traffic(await kube.ask("GET", f"{connection.path_of(NODE, None, name, 'proxy')}/{SUMMARY}"))
+        if not counted:
+            raise CommandError(f"{name} has no NICs of its own: {SHARED}")
+        state = _annotation(node, NETWORK_STATE)
+        found += [
+            {"node": name, "nic": nic, "link": link(state, nic), "received": bytes.received, "sent": bytes.sent}
+            for nic, bytes in counted.items()
+        ]
+    if output == "json":
+        print(json.dumps(found, indent=4))
+    else:
+        head = ["NODE", "NIC", "LINK", "RECEIVED", "SENT"]
+        print(printing.aligned([head, *([str(cell) for cell in row.values()] for row in found)]))
+    return 0
+
+
+async def _node(kube: Connection, name: str) -> Object:
+    """One that is ours."""
+    from evertrain.kube.port import NODE, NotFound
+
+    try:
+        node = await kube.get(NODE, name)
+    except NotFound:
+        raise UsageError(f"there is no node {name}; `evertrain node list` names them") from None
+    if not _annotation(node, STATE):
+        raise UsageError(f"{name} is not a virtual node")
+    return node
+
+
+def _annotation(node: Object, key: str) -> str:
+    return str((node["metadata"].get("annotations") or {}).get(key) or "")
+
+
 async def _switch(kube: Connection, name: str, word: str, instead: str = "") -> None:
     """`instead` of what the order usually wants."""
-    from evertrain.kube.port import NODE, NotFound, Object
+    from evertrain.kube.port import NODE
 
     order, state, wanted, done = WORDS[word]
     if instead:
         wanted, done = instead, f"is {instead}"
 
     def answer(node: Object) -> str:
-        return str((node["metadata"].get("annotations") or {}).get(state, "" if word != "join" else JOINED))
+        return _annotation(node, state) or (JOINED if word == "join" else "")
 
-    try:
-        node = await kube.get(NODE, name)
-        if not (node["metadata"].get("annotations") or {}).get(STATE):
-            raise UsageError(f"{name} is not a virtual node")
-        if state == NETWORK_STATE and node["metadata"]["annotations"][STATE] == OFF:
-            raise UsageError(f"{name} is stopped: it has no network to be cut off from")
-        node = await kube.patch(NODE, name, None, {"metadata": {"annotations": {order: wanted}}})
-    except NotFound:
-        raise UsageError(f"there is no node {name}; `evertrain node list` names them") from None
+    node = await _node(kube, name)
+    if state == NETWORK_STATE and _annotation(node, STATE) == OFF:
+        raise UsageError(f"{name} is stopped: it has no network to be cut off from")
+    node = await kube.patch(NODE, name, None, {"metadata": {"annotations": {order: wanted}}})
     if answer(node) != wanted:
         version = node["metadata"]["resourceVersion"]
         changes = kube.watch(NODE, resource_version=version, fields=f"metadata.name={name}")

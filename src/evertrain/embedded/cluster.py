@@ -253,15 +253,19 @@ class Cluster:
         """On the port asked for, else on that of the last time: whoever has the old kubeconfig finds us again.
 
         `inside`: sockets in the pods' network."""
+
+        def listening(port: int) -> ApiServer:
+            return ApiServer(api, keys, port=port, logs=fleet.log, stats=fleet.stats, more=inside)
+
         if port := self.settings.port:
             try:
-                return ApiServer(api, keys, port=port, logs=fleet.log, more=inside)
+                return listening(port)
             except OSError as error:
                 raise CannotStart(f"port {port} can't be used: {error.strerror}") from None
         try:
-            return ApiServer(api, keys, port=_port_of_last_time(self.kubeconfig), logs=fleet.log, more=inside)
+            return listening(_port_of_last_time(self.kubeconfig))
         except OSError:
-            return ApiServer(api, keys, logs=fleet.log, more=inside)
+            return listening(0)
 
 
 async def install(kube: Kube) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Protocol
 
+from evertrain.embedded.nodestats import StatsUnavailable
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
 from evertrain.embedded.power import (
     CUT,
@@ -50,6 +51,10 @@ class VirtualNode(Protocol):
 
     async def plug(self, wanted: str) -> None:
         """Its cables, as an order for the network says. Raises OSError or Lost."""
+        ...
+
+    async def stats(self) -> Object:
+        """What it counts (see nodestats.py). Raises OSError or Lost."""
         ...
 
     def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]: ...
@@ -98,6 +103,16 @@ class Fleet:
         name = (pod.get("spec") or {}).get("nodeName") or ""
         node = self._running.get(name)
         return _unavailable(name) if node is None else node.log(pod, request)
+
+    async def stats(self, node: str) -> Object:
+        """Of any node, for the API server."""
+        running = self._running.get(node)
+        if running is None:
+            raise StatsUnavailable(f"node {node} does not run")
+        try:
+            return await running.stats()
+        except (OSError, Lost) as error:
+            raise StatsUnavailable(f"node {node}: {error}") from None
 
     async def _remove_others(self) -> None:
         """Nodes of an earlier start with more of them. Their pods are collected then."""

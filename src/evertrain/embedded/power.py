@@ -15,11 +15,19 @@ NETWORK_ORDER, NETWORK_STATE = "evertrain.dev/network", "evertrain.dev/network-s
 """The same for its cables: CUT, JOINED, or which NICs have none, in the words of `without`. At first it is joined."""
 JOINED, CUT = "joined", "cut"
 NICS = ("nic0", "nic1")
+SHARED = "its pods are in the network of this machine; start the cluster with --own-network"
+"""Why a node has neither."""
+UP, DOWN = "up", "down"
 _WITHOUT = "without "
 
 
 def without(nics: Collection[str]) -> str:
     return _WITHOUT + ",".join(nic for nic in NICS if nic in nics)
+
+
+def link(network_state: str, nic: str) -> str:
+    """UP or DOWN, of a NIC of a node in that state."""
+    return DOWN if NICS.index(nic) in (unplugged(network_state) or ()) else UP
 
 
 def unplugged(text: str) -> list[int] | None:

@@ -86,6 +86,16 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(tmp_p
             assert ups[0].evertrain("node", *order, "node-1").stdout == f"node-1 {told}\n"
             rows = ups[0].evertrain("node", "list").stdout.splitlines()[1:]
             assert [row.split()[:3] for row in rows] == [["node-0", "on", "joined"], ["node-1", "on", state]]
+            rows = ups[0].evertrain("node", "nics", "node-1").stdout.splitlines()[1:]
+            down = "down" if state == "without" else "up"
+            assert [row.split()[:3] for row in rows] == [["node-1", "nic0", "up"], ["node-1", "nic1", down]]
+        counted = json.loads(ups[0].evertrain("node", "nics", "-o", "json").stdout)
+        assert [(each["node"], each["nic"]) for each in counted] == [
+            (node, nic) for node in ("node-0", "node-1") for nic in ("nic0", "nic1")
+        ]
+        assert all(each["received"] and each["sent"] for each in counted if each["nic"] == "nic0"), counted
+        raw = json.loads(ups[0].kubectl("get", "--raw", "/api/v1/nodes/node-1/proxy/stats/summary").stdout)
+        assert [each["name"] for each in raw["node"]["network"]["interfaces"]] == ["nic0", "nic1"]
     finally:
         codes = [up.end() for up in ups]
     assert codes == [0, 0]

@@ -61,6 +61,7 @@ def pod(name: str) -> dict[str, Any]:
         ("/apis/g", None),
         ("/api/v1//pods", None),
         ("/api/v1/namespaces/ns/pods/p/log/more", None),
+        ("/api/v1/nodes/n/proxy/stats/summary", Path("", "v1", "nodes", None, "n", "proxy", "stats/summary")),
         ("/other", None),
     ],
 )

@@ -39,9 +39,11 @@ from evertrain.embedded.api.status import (
     path_not_found,
     success,
     unauthorized,
+    unavailable,
     unsupported_media_type,
 )
 from evertrain.embedded.api.watching import BOOKMARK, Watch
+from evertrain.embedded.nodestats import SUMMARY, StatsSource, StatsUnavailable, no_stats
 from evertrain.embedded.schema import Decoded, FieldError, Refused, Resource, bad_request, invalid_object, table
 from evertrain.embedded.store import NotStored
 from evertrain.kube.port import Object
@@ -63,10 +65,11 @@ log = logging.getLogger(__name__)
 class App:
     """One for each server."""
 
-    def __init__(self, api: Api, *, token: str, logs: LogSource = no_logs) -> None:
+    def __init__(self, api: Api, *, token: str, logs: LogSource = no_logs, stats: StatsSource = no_stats) -> None:
         self.api = api
         self._token = token.encode()
         self._logs = logs
+        self._stats = stats
         self.asgi = Starlette(routes=[Route("/{path:path}", self._serve, methods=_METHODS)])
 
     async def _serve(self, request: Request) -> Response:
@@ -76,6 +79,8 @@ class App:
             return refusal(refused)
         except ClientDisconnect:
             return Response(status_code=499)
+        except StatsUnavailable as error:
+            return refusal(unavailable(str(error)))
         except NotStored as error:
             log.error("%s %s: %s", request.method, request.scope["path"], error)
             return refusal(internal(str(error)))
@@ -312,6 +317,11 @@ class App:
                 return await self._patch(request, path, resource, query)
             case "log", "GET":
                 return await self._log(path, resource, query)
+            case "proxy", "GET":
+                if path.beyond != SUMMARY:
+                    raise path_not_found()
+                self.api.get(resource, namespace, path.name)
+                return answer(await self._stats(path.name))
             case "binding", "POST":
                 body, options = await self._body(request, query, *OBJECTS)
                 self.api.bind(resource, namespace, path.name, body.value, options.dry_run)

@@ -15,6 +15,8 @@ class Path:
     namespace: str | None = None
     name: str = ""
     subresource: str = ""
+    beyond: str = ""
+    """What the object itself is asked, behind `proxy/`."""
 
 
 def parse(path: str) -> Path | None:
@@ -40,7 +42,7 @@ def _of_namespace(group: str, rest: list[str]) -> bool:
 
 
 def _object(group: str, version: str, namespace: str | None, rest: list[str]) -> Path | None:
-    if len(rest) > 3:
+    if len(rest) > 3 and rest[2] != "proxy":
         return None
     plural, name, subresource = [*rest, "", "", ""][:3]
-    return Path(group, version, plural, namespace, name, subresource)
+    return Path(group, version, plural, namespace, name, subresource, "/".join(rest[3:]))

@@ -14,6 +14,7 @@ from evertrain.embedded.api.app import App
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.logs import LogSource, no_logs
 from evertrain.embedded.certificates import Credentials
+from evertrain.embedded.nodestats import StatsSource, no_stats
 
 _END_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 75
@@ -58,6 +59,7 @@ class ApiServer:
         host: str = "127.0.0.1",
         port: int = 0,
         logs: LogSource = no_logs,
+        stats: StatsSource = no_stats,
         more: Sequence[socket.socket] = (),
     ) -> None:
         """Binds the port at once, so that `url` is known before anything runs. Raises OSError. `more`: sockets that
@@ -67,7 +69,7 @@ class ApiServer:
         self._socket = _listen(host, port)
         self.host = host
         self.port: int = self._socket.getsockname()[1]
-        app = App(api, token=credentials.token, logs=logs)
+        app = App(api, token=credentials.token, logs=logs, stats=stats)
         config = uvicorn.Config(
             app.asgi,
             http=_Connection,

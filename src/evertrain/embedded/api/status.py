@@ -86,6 +86,10 @@ def internal(message: str) -> Refused:
     return Refused(500, "InternalError", f"Internal error occurred: {message}", {"causes": [{"message": message}]})
 
 
+def unavailable(message: str) -> Refused:
+    return Refused(503, "ServiceUnavailable", message)
+
+
 def version_in_future(asked: int, current: int) -> Refused:
     cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
     return Refused(

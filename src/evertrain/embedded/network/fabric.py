@@ -5,24 +5,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
 
 from evertrain.embedded.network.plan import Block
+from evertrain.embedded.nodestats import Traffic
 from evertrain.embedded.sideprocess import SideProcess
 
 
 class NotAllowed(Exception):
     """This kernel gives us no namespaces for networks: why."""
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes through a NIC, since its node was made."""
-
-    received: int
-    sent: int
 
 
 class Fabric:

@@ -24,8 +24,9 @@ from evertrain.embedded.node.lifecycle import Running, Waiting
 from evertrain.embedded.node.machine import Machine
 from evertrain.embedded.node.pod import PodWorker
 from evertrain.embedded.node.reach import Reach
+from evertrain.embedded.nodestats import summary
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import CUT, unplugged
+from evertrain.embedded.power import CUT, SHARED, unplugged
 from evertrain.embedded.recorder import NORMAL, rfc3339_micro
 from evertrain.kube.port import LEASE, NODE, POD, AlreadyExists, ApiError, Conflict, NotFound, Object
 
@@ -126,7 +127,7 @@ class VirtualNode:
         Or NICs have no cable, of which the node's own requests take no notice. JOINED: it catches up with what has
         happened."""
         if self.fabric is None:
-            raise OSError("its pods are in the network of this machine; start the cluster with --own-network")
+            raise OSError(SHARED)
         await self.fabric.join(self.config.index)
         if wanted == CUT:
             await self.fabric.cut(self.config.index)
@@ -138,6 +139,11 @@ class VirtualNode:
         there = {pod["metadata"]["uid"]: pod for pod in self.machine.pods.select("node", self.name)}
         for uid in {*self._workers, *self._finished, *there}:
             self.pod_changed(uid, there.get(uid))
+
+    async def stats(self) -> Object:
+        """What its NICs count. Raises OSError or Lost."""
+        nics = await self.fabric.traffic(self.config.index) if self.fabric is not None else {}
+        return summary(self.name, rfc3339_micro(time.time()), nics)
 
     # --- the node itself
 

@@ -38,7 +38,7 @@ def _complete(resource: Resource) -> Resource:
 
 _DECLARED = (
     Resource("", "v1", "Namespace", "namespaces", False, short_names=("ns",), subresources=_STATUS | {"finalize"}),
-    Resource("", "v1", "Node", "nodes", False, short_names=("no",), subresources=_STATUS),
+    Resource("", "v1", "Node", "nodes", False, short_names=("no",), subresources=_STATUS | {"proxy"}),
     Resource(
         "",
         "v1",

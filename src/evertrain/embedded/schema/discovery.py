@@ -8,6 +8,7 @@ from evertrain.kube.port import Object
 SUBRESOURCE_VERBS: dict[str, tuple[str, ...]] = {
     "status": ("get", "patch", "update"),
     "log": ("get",),
+    "proxy": ("get",),
     "binding": ("create",),
     "eviction": ("create",),
     "ephemeralcontainers": ("get", "patch", "update"),
@@ -16,6 +17,7 @@ SUBRESOURCE_VERBS: dict[str, tuple[str, ...]] = {
 _FOREIGN = {
     "binding": ("", "v1", "Binding"),
     "eviction": ("policy", "v1", "Eviction"),
+    "proxy": ("", "v1", "NodeProxyOptions"),
 }
 """Subresources whose body is of another kind than the object."""
 
