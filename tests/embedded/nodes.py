@@ -118,7 +118,7 @@ async def small_cluster(
     cluster = SmallCluster(kube, Machine(kube, folder / "nodes", plan, fabric))
     parts = [asyncio.create_task(cluster.machine.run())]
     if scheduler:
-        parts.append(asyncio.create_task(Scheduler(kube).run()))
+        parts.append(asyncio.create_task(Scheduler(kube, shared_network=fabric is None).run()))
     for index in range(nodes):
         cluster.start(index, **settings)
     try:

@@ -185,7 +185,7 @@ class Cluster:
             "namespace controller": lambda: Removal(port("namespace-controller")),
             "node controller": lambda: NodeLifecycle(port("node-controller"), grace_seconds=settings.node_grace),
             "event expiry": lambda: EventExpiry(port("event-expiry")),
-            "scheduler": lambda: Scheduler(port("volcano-scheduler")),
+            "scheduler": lambda: Scheduler(port("volcano-scheduler"), shared_network=fabric is None),
         }
         if settings.operator:
             parts["operator"] = lambda: Operator(

@@ -172,3 +172,27 @@ def test_no_chip_is_ever_given_twice(tmp_path: Path) -> None:
             assert sum(event["reason"] == "Scheduled" for event in events) <= 16
 
     run(main())
+
+
+def test_jobs_that_listen_on_the_same_port_of_a_shared_network_run_one_after_the_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with small_cluster(tmp_path) as cluster:
+            for name in ("one", "two"):
+                await group(cluster, name, 1, 0)
+                item = member(name, name, 0, "sh", "-c", f"until [ -e {tmp_path / name} ]; do sleep 0.02; done")
+                item["spec"]["containers"][0]["ports"] = [{"containerPort": 2222}]
+                await cluster.create(item)
+                if name == "one":
+                    await cluster.phase("one", "Running")
+            told = "FailedScheduling: port 2222 is that of pod default/one of another job"
+            async with asyncio.timeout(60):
+                while not any(each.startswith(told) for each in await cluster.events("two")):
+                    await asyncio.sleep(0.02)
+            assert not cluster.pod("two")["spec"].get("nodeName")
+            (tmp_path / "one").touch()
+            await cluster.phase("one", "Succeeded")
+            await cluster.phase("two", "Running")
+            (tmp_path / "two").touch()
+            await cluster.phase("two", "Succeeded")
+
+    run(main())

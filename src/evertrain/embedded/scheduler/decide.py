@@ -18,6 +18,7 @@ from evertrain.embedded import resources
 from evertrain.embedded.resources import Amounts
 from evertrain.embedded.scheduler import chips
 from evertrain.embedded.scheduler.placement import Placement, Search, Space
+from evertrain.embedded.scheduler.ports import Ports, SharedPorts
 from evertrain.embedded.scheduler.views import (
     COMPLETED,
     INQUEUE,
@@ -38,6 +39,10 @@ class World:
     nodes: Sequence[NodeView]
     groups: Sequence[GroupView] = ()
     queues: Sequence[QueueView] = ()
+    shared_network: bool = False
+    """All pods are in the network of this machine: jobs that listen on the same port can't run at the same time."""
+    ports: Mapping[str, Ports] = field(default_factory=dict)
+    """By party: those that its pods had so far."""
 
 
 @dataclass(frozen=True)
@@ -131,22 +136,37 @@ def decide(world: World, now_ns: int) -> Decision:
     decision = Decision()
     _number_strangers(space, decision, now_ns)
     gangs = _gangs(world, decision)
+    ports = _shared_ports(world, gangs)
     # Those who are in come first: the others are let in to what is left then.
     for gang in gangs:
         if not gang.fresh:
-            _settle(gang, space, decision, now_ns)
+            _settle(gang, space, ports, decision, now_ns)
     door = _Door(space, gangs, world.queues)
     for gang in gangs:
         if gang.fresh:
-            _settle(gang, space, decision, now_ns, door.refusal(gang))
+            _settle(gang, space, ports, decision, now_ns, door.refusal(gang))
     return decision
 
 
-def _settle(gang: _Gang, space: Space, decision: Decision, now_ns: int, refusal: str = "") -> None:
+def _shared_ports(world: World, gangs: Iterable[_Gang]) -> SharedPorts | None:
+    if not world.shared_network:
+        return None
+    return SharedPorts(
+        world.pods, [gang.group.key for gang in gangs if gang.group is not None and gang.expects_pods], world.ports
+    )
+
+
+def _settle(
+    gang: _Gang, space: Space, ports: SharedPorts | None, decision: Decision, now_ns: int, refusal: str = ""
+) -> None:
     """Places the gang if it may be, and says what became of it."""
     placements: list[Placement] = []
     complaint = refusal
-    if gang.waiting and not refusal:
+    clash = ports.clash(gang.waiting) if ports is not None and not refusal else ""
+    if clash:
+        decision.complaints.update({pod.key: clash for pod in gang.waiting})
+        complaint = f"{len(gang.waiting)}/{len(gang.members)} tasks in gang unschedulable: {clash}"
+    elif gang.waiting and not refusal:
         placements, complaint = _place(gang, space, decision)
     elif gang.waiting:
         decision.complaints.update({pod.key: refusal for pod in gang.waiting})
@@ -154,6 +174,8 @@ def _settle(gang: _Gang, space: Space, decision: Decision, now_ns: int, refusal:
         node = placement.room.node
         written = chips.describe(placement.pod, node, placement.chips, now_ns)
         decision.bindings.append(Binding(placement.pod, node.name, written, placement.chips))
+        if ports is not None:
+            ports.take(placement.pod)
     gang.placed = len(placements)
     if gang.group is not None:
         decision.verdicts.append(_verdict(gang, gang.group, refusal, complaint))

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from evertrain.embedded.recorder import NORMAL, WARNING, Recorder, rfc3339
 from evertrain.embedded.scheduler.decide import Binding, Decision, Verdict, World, decide
+from evertrain.embedded.scheduler.ports import Ports, remember
 from evertrain.embedded.scheduler.views import (
     POD_ANNOTATIONS,
     GroupView,
@@ -44,8 +45,10 @@ View = TypeVar("View", PodView, NodeView, GroupView, QueueView)
 
 
 class Scheduler:
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: Kube, *, shared_network: bool = False) -> None:
+        """`shared_network`: all pods are in the network of this machine."""
         self._kube = kube
+        self._shared_network = shared_network
         self._pods = Cache(kube, POD)
         self._nodes = Cache(kube, NODE)
         self._groups = Cache(kube, POD_GROUP)
@@ -62,6 +65,8 @@ class Scheduler:
         """By uid of the group: the version it had when this was written to it."""
         self._told: dict[str, str] = {}
         """By uid of the pod or group: the last complaint."""
+        self._ports: dict[str, Ports] = {}
+        """By party: those that its pods had so far."""
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._retry = FIRST_RETRY
 
@@ -126,14 +131,18 @@ class Scheduler:
             return found
 
         pods, health = read(self._pods, read_pod), self._reported.health
+        groups = read(self._groups, read_group)
+        self._ports = remember(pods, self._ports, {*(pod.party for pod in pods), *(group.key for group in groups)})
         world = World(
             pods=[self._as_assumed(pod) for pod in pods],
             nodes=[
                 replace(node, health=health[node.name]) if node.name in health else node
                 for node in read(self._nodes, read_node)
             ],
-            groups=read(self._groups, read_group),
+            groups=groups,
             queues=read(self._queues, read_queue),
+            shared_network=self._shared_network,
+            ports=self._ports,
         )
         self._views = views
         there = {pod.uid for pod in pods} | {group.uid for group in world.groups}

@@ -70,6 +70,10 @@ class PodView:
     chip_requests: Mapping[str, int] = field(default_factory=dict)
     cautious: bool = False
     """Not for nodes that are not quite well."""
+    ports: frozenset[int] = frozenset()
+    """On which its containers say that they listen."""
+    party: str = ""
+    """Common to the pods of a job: its pod group, else whoever has made them, else the pod itself."""
 
     @property
     def key(self) -> str:
@@ -178,6 +182,12 @@ def read_pod(pod: Object) -> PodView:
         shape=json.dumps(shape, sort_keys=True, default=str),
         picky=bool(spec.get("nodeSelector") or node_affinity),
         chip_requests={name: requests[name] // 1000 for name in CHIP_RESOURCES if requests.get(name, 0) >= 1000},
+        ports=frozenset(
+            port["containerPort"]
+            for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+            for port in container.get("ports") or ()
+        ),
+        party=f"{namespace}/{group}" if group else _maker(metadata),
     )
 
 
@@ -230,6 +240,11 @@ def read_queue(queue: Object) -> QueueView:
 def _chips(annotation: str | None) -> tuple[int, ...]:
     """`Ascend910-0,Ascend910-1` → (0, 1)."""
     return tuple(int(number) for number in re.findall(r"-(\d{1,4})(?:,|$)", annotation or ""))
+
+
+def _maker(metadata: Mapping[str, Any]) -> str:
+    owners = [owner["uid"] for owner in metadata.get("ownerReferences") or () if owner.get("controller")]
+    return str(owners[0]) if owners else f"pod {metadata.get('namespace', '')}/{metadata['name']}"
 
 
 def _number(annotation: str | None) -> int:
