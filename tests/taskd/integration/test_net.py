@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from evertrain.taskd.net import server
+from evertrain.taskd.net import client, server
 from evertrain.taskd.net.node import Node
 from evertrain.taskd.net.routing import Position
 from evertrain.taskd.net.security import Security
@@ -347,3 +347,58 @@ async def test_a_message_under_way_when_the_connection_is_given_up_is_lost_and_i
         tree.proxies[0].client._broken.set()
         assert await asyncio.wait_for(sending, 90) == 6000
         never.set()
+
+
+class Held:
+    """A manager that keeps back the answer to what has arrived."""
+
+    def __init__(self, manager: Node) -> None:
+        assert manager.server is not None
+        self.reached, self.answers = asyncio.Event(), asyncio.Event()
+        self._arrived, manager.server._arrived = manager.server._arrived, self._hold
+
+    async def _hold(self, message: Message) -> Ack:
+        self.reached.set()
+        await self.answers.wait()
+        return await self._arrived(message)
+
+
+async def test_a_manager_that_ends_confirms_what_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LAST_ANSWERS", 90.0)
+    async with Tree(1) as tree:
+        held = Held(tree.manager)
+        sending = asyncio.ensure_future(tree.agents[0].send(MANAGER, "the training has ended"))
+        await asyncio.wait_for(held.reached.wait(), 90)
+        closing = asyncio.ensure_future(tree.manager.close())
+        await asyncio.wait({closing, sending}, timeout=0.5)
+        held.answers.set()
+        assert await sending == 0
+        await closing
+        assert tree.manager.received.qsize() == 1
+
+
+async def test_a_manager_that_ends_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LAST_ANSWERS", 0.1)
+    monkeypatch.setattr(client, "LAST_ANSWERS", 0.1)
+    async with Tree(1) as tree:
+        held = Held(tree.manager)
+        sending = asyncio.ensure_future(tree.agents[0].send(MANAGER, "x"))
+        await asyncio.wait_for(held.reached.wait(), 90)
+        await asyncio.wait_for(tree.manager.close(), 90)
+        assert await asyncio.wait_for(sending, 90) != 0
+        held.answers.set()
+
+
+async def test_the_answer_to_a_call_counts_also_after_the_end_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LAST_ANSWERS", 90.0)
+    async with Tree(1) as tree:
+        assert tree.manager.server is not None
+        held, proxy = Held(tree.manager), tree.proxies[0]
+        sending = asyncio.ensure_future(tree.agents[0].send(MANAGER, "x"))
+        await asyncio.wait_for(held.reached.wait(), 90)
+        tree.manager.server._members[proxy.own].end()
+        async with asyncio.timeout(90):
+            while proxy.client.joined.is_set():  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+        held.answers.set()
+        assert await asyncio.wait_for(sending, 90) == 0

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 CALL_LIMIT = 10.0
 JOIN_LIMIT = 30.0
 """Seconds for a call by which a member joins: all nodes of a large job come at once, and who gives up comes again."""
+LAST_ANSWERS = 3.0
+"""Seconds for the answers to our calls, when the parent has ended the stream in good order."""
 _OPENING = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _OPTIONS = [
@@ -115,6 +117,9 @@ class Client:
             finally:
                 self._stub = None
                 stream.cancel()
+            # It may be read before the answer to a call of ours, though the parent has given that first.
+            self.joined.clear()
+            await channel.close(LAST_ANSWERS)
 
     async def _channel(self) -> Any:
         certificates = self._security.certificates

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -25,6 +26,8 @@ MAX_MESSAGE = 8 << 20
 MAX_MEMBERS = 5000
 ACK_WAIT = 3.0
 """Seconds that a member below has to confirm a message."""
+LAST_ANSWERS = 3.0
+"""Seconds for the answers of calls that a closing server has taken; then for its streams to end."""
 MAX_WAITING = 1000
 """Messages for a member that does not read them."""
 OPTIONS = [
@@ -98,6 +101,10 @@ class Server:
         self._members: dict[Position, _Member] = {}
         self._server: Any = None
         self._stopping = False
+        self._calls = 0
+        """That have come and are not answered."""
+        self._all_answered = asyncio.Event()
+        self._all_answered.set()
 
     async def start(self, address: str) -> int:
         """Listen; the port, for an address with port 0. OSError if that can't be."""
@@ -116,11 +123,26 @@ class Server:
         return int(port)
 
     async def close(self) -> None:
+        """What has arrived is confirmed first: with its stream, a member gives its calls up and takes them for lost."""
         self._stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_ANSWERS):
+                await self._all_answered.wait()
         for member in self._members.values():
             member.end()
         if self._server is not None:
-            await self._server.stop(grace=0.2)
+            await self._server.stop(grace=LAST_ANSWERS)
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        self._calls += 1
+        self._all_answered.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._all_answered.set()
 
     @property
     def members(self) -> list[Position]:
@@ -167,7 +189,8 @@ class Server:
 
     async def TransferMessage(self, request: Message, context: Any) -> Ack:
         await self._admit(context)
-        ack = await self._arrived(request)
+        with self._answering():
+            ack = await self._arrived(request)
         if ack.code:
             await self._fail(context, f"code {ack.code}: {_REASONS.get(ack.code, 'not delivered')}")
         return ack
