@@ -93,8 +93,11 @@ def train(local_rank: int, processes: int, arguments: argparse.Namespace) -> Non
     if rank == 0:
         torch.save(model.module.state_dict(), arguments.output / "weights.pt")
     dist.barrier()  # nobody's connections end while another one still writes
-    del model  # it holds the group, and with it threads that must not meet the end of the interpreter
     dist.destroy_process_group()
+    # DistributedDataParallel never lets go of its group, so gloo's threads live on, and one of them may still have a
+    # tensor to drop. It needs the interpreter for that and would abort the process if that were ending.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
