@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +176,13 @@ class Reached:
 class Up(Reached):
     """`evertrain up` in the foreground."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, through: Sequence[str] = ()) -> None:
+        """`through`: the command that starts it."""
         super().__init__(folder)
         self.data = folder / "data"
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            evertrain("up", *options),
+            [*through, *evertrain("up", *options)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -143,6 +143,8 @@ async def _cluster(arguments: argparse.Namespace) -> AsyncIterator[tuple[Connect
                 cluster = await stack.enter_async_context(Cluster(settings))
             except CannotStart as error:
                 raise CommandError(f"no cluster could be started: {error}") from None
+            if cluster.shared is not None:
+                print(f"evertrain: {cluster.shared.text()}", file=sys.stderr)
             kube = connection.connect(cluster.kubeconfig)
             stack.push_async_callback(kube.close)
             yield kube, False

@@ -102,12 +102,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="a silent node is NotReady after this (default 40)",
     )
-    parser.add_argument(
-        "--own-network",
-        action="store_true",
-        help="every pod has ports, loopback and addresses of its own, every node two NICs; for `evertrain node cut` "
-        "(experimental; needs root or user namespaces)",
-    )
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="store_true", help="say more about what the parts do")
     return parser
@@ -118,6 +112,21 @@ def node_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--npus", type=int, default=8, help="huawei.com/Ascend910 on each (default 8)")
     parser.add_argument(
         "--node-label", action="append", default=[], metavar="KEY=VALUE", help="on every node; repeatable"
+    )
+    network = parser.add_mutually_exclusive_group()
+    network.add_argument(
+        "--own-network",
+        action="store_true",
+        default=None,
+        help="every pod has ports, loopback and addresses of its own, every node two NICs; nothing leaves the machine "
+        "(default where the kernel allows it)",
+    )
+    network.add_argument(
+        "--shared-network",
+        dest="own_network",
+        action="store_false",
+        help="pods are in the network of this machine, with all that it reaches; jobs that listen on the same port run "
+        "one after the other",
     )
 
 
@@ -158,7 +167,7 @@ def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
         clusterd=_clusterd_address(arguments),
         clusterd_insecure=getattr(arguments, "clusterd_insecure", False),
         node_grace=getattr(arguments, "node_grace", 40.0),
-        own_network=getattr(arguments, "own_network", False),
+        own_network=arguments.own_network,
     )
 
 
@@ -210,7 +219,9 @@ def _welcome(settings: Settings, cluster: Cluster, *, detached: bool) -> str:
     end = f"evertrain down --data-dir {shlex.quote(str(settings.folder))}" if detached else "Ctrl-C"
     if detached and settings.folder == instance.default_folder():
         end = "evertrain down"
-    about = _about_clusterd(settings, cluster.clusterd) + _about_the_network(cluster.no_network)
+    about = _about_clusterd(settings, cluster.clusterd)
+    if cluster.shared is not None:
+        about += f"{cluster.shared.text()}\n"
     return f"""\
 A cluster of {settings.text()} runs. To use it:
 
@@ -226,15 +237,6 @@ def _about_clusterd(settings: Settings, clusterd: str) -> str:
         return ""
     who = "anybody on this machine" if settings.clusterd_insecure else "whoever has a job's token"
     return f"ClusterD leads the recovery of jobs; it serves {who} on {clusterd}.\n"
-
-
-def _about_the_network(refused: str) -> str:
-    if not refused:
-        return ""
-    return (
-        f"Pods have no network of their own here ({refused}): two jobs can't use the same port at the same time.\n"
-        "Run the cluster as root, or allow user namespaces (docs/virtual-nodes.md).\n"
-    )
 
 
 async def _detach(argv: Sequence[str], folder: Path) -> int:

@@ -35,6 +35,8 @@ from evertrain.embedded.controllers.garbage import GarbageCollector
 from evertrain.embedded.controllers.nodes import NodeLifecycle
 from evertrain.embedded.controllers.removal import Removal
 from evertrain.embedded.fleet import Fleet
+from evertrain.embedded.network import choice
+from evertrain.embedded.network.choice import Shared
 from evertrain.embedded.network.fabric import Fabric, NotAllowed
 from evertrain.embedded.network.plan import LOOPBACK
 from evertrain.embedded.node.config import NodeConfig
@@ -90,8 +92,8 @@ class Settings:
     """It asks nobody for a token."""
     node_grace: float = 40.0
     """Seconds without a heartbeat after which a node is not ready."""
-    own_network: bool = False
-    """Pods have a network of their own, where that is allowed."""
+    own_network: bool | None = None
+    """Pods have a network of their own; None: where that is possible."""
 
     def text(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
@@ -117,8 +119,8 @@ class Cluster:
         """Did the cluster before end without order?"""
         self.clusterd = ""
         """Where ClusterD serves; empty if it doesn't."""
-        self.no_network = ""
-        """Why pods have no network of their own although they should."""
+        self.shared: Shared | None = None
+        """Why pods are in the network of this machine, if nobody asked for that."""
         self._environment: dict[str, str] = {}
         self._stack = contextlib.AsyncExitStack()
 
@@ -203,14 +205,23 @@ class Cluster:
         claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
 
     async def _make_network(self) -> Fabric | None:
-        """Of the pods' own, where that is allowed."""
-        if not self.settings.own_network:
+        """Of the pods' own, if they are to have one. Raises CannotStart."""
+        settings, wanted = self.settings, self.settings.own_network
+        if wanted is False:
             return None
-        file = self.settings.folder / NETWORK
-        try:
-            fabric = await Fabric.start(file.read_text().strip() if file.exists() else "")
-        except (NotAllowed, Lost) as error:
-            self.no_network = str(error)
+        file = settings.folder / NETWORK
+        shared = choice.unfit(wanted, nodes=settings.nodes, clusterd=bool(settings.clusterd))
+        fabric = None
+        if shared is None:
+            try:
+                fabric = await Fabric.start(file.read_text().strip() if file.exists() else "")
+            except (NotAllowed, Lost) as error:
+                shared = choice.not_allowed(str(error))
+        if fabric is None:
+            assert shared is not None
+            if wanted:
+                raise CannotStart(f"pods can't have networks of their own: {shared.reason}; {shared.remedy}")
+            self.shared = shared
             return None
         self._stack.callback(fabric.close)
         file.write_text(f"{fabric.block.network}\n")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.embedded.up import Up, example_job, needs_kubectl, small_job
+from tests.embedded.up import Up, evertrain, example_job, needs_kubectl, small_job
 
 pytestmark = needs_kubectl
 PORT = 2222
@@ -60,7 +63,7 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(tmp_p
         for number in (0, 1):
             folder = tmp_path / f"cluster-{number}"
             folder.mkdir()
-            ups.append(Up(folder, "--own-network", "--clusterd-addr", "127.0.0.1:0"))
+            ups.append(Up(folder, "--clusterd-addr", "127.0.0.1:0"))
         for up in ups:
             for name in ("one", "two"):
                 start(up, meeting, name)
@@ -101,10 +104,55 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(tmp_p
     assert codes == [0, 0]
 
 
+REFUSED = """
+import contextlib, os, sys
+from evertrain.embedded import kernel
+with contextlib.suppress(OSError):  # then it is so already
+    kernel.become_own_user_namespace()
+    for kind in ("user", "net"):
+        with open(f"/proc/sys/user/max_{kind}_namespaces", "w") as file:
+            file.write("0")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts a program where the kernel allows no further namespaces for networks."""
+
+
+def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_the_other(
+    tmp_path: Path, meeting: Path
+) -> None:
+    up = Up(tmp_path, "--clusterd-addr", "127.0.0.1:0", through=(sys.executable, "-c", REFUSED))
+    try:
+        said = up.wait_for_line("Pods share the network of this machine", 60)
+        assert "one after the other; for networks of their own run the cluster as root" in said.string
+        job = small_job("first", f"until [ -e {meeting.parent / 'first'} ]; do sleep 0.05; done")
+        up.kubectl("apply", "-f", "-", stdin=job)
+        up.kubectl("wait", "--for=condition=Running", "acjob/first", "--timeout=200s")
+        up.kubectl("apply", "-f", "-", stdin=small_job("second", "true"))
+
+        def refused(pod: Any) -> bool:
+            told = [each.get("message", "") for each in (pod.get("status") or {}).get("conditions") or ()]
+            return any("port 2222 is that of pod default/first-master-0" in each for each in told)
+
+        up.until(refused, "pods", "-l", "job-name=second")
+        events = up.kubectl("get", "events", "--field-selector=reason=FailedScheduling").stdout
+        assert "start the cluster with --own-network" in events
+        (meeting.parent / "first").touch()
+        for name in ("first", "second"):
+            up.kubectl("wait", "--for=condition=Succeeded", f"acjob/{name}", "--timeout=200s")
+    finally:
+        assert up.end() == 0, up.lines
+    refused_again = subprocess.run(
+        [sys.executable, "-c", REFUSED, *evertrain("up", "--own-network")],
+        env=up.environment, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert refused_again.returncode == 1
+    assert "pods can't have networks of their own: " in refused_again.stderr
+
+
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 def test_ten_copies_of_the_sample_at_once(tmp_path: Path) -> None:
-    up = Up(tmp_path, "--own-network", "--nodes", "4", "--clusterd-addr", "127.0.0.1:0", "--npus", "16",
+    up = Up(tmp_path, "--nodes", "4", "--clusterd-addr", "127.0.0.1:0", "--npus", "16",
             "--node-label", "example-key=example-value")  # fmt: skip
     try:
         file = example_job(tmp_path, PORT)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import sqlite3
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +18,8 @@ from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
 from evertrain.embedded.certificates import credentials
 from evertrain.embedded.cluster import CannotStart, Cluster, Settings
+from evertrain.embedded.network import choice
+from evertrain.embedded.network.fabric import Fabric, NotAllowed
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import NotStored, Store
 from evertrain.kube.port import CUSTOM_RESOURCE_DEFINITION, QUEUE
@@ -192,3 +195,49 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path, monkeypatch: pyte
         x509.load_pem_x509_certificate(path.read_bytes()) for path in (keys.authority, keys.certificate)
     )
     server.verify_directly_issued_by(authority)
+
+
+def started(settings: Settings) -> Cluster:
+    async def start() -> Cluster:
+        async with Cluster(settings) as cluster:
+            return cluster
+
+    return asyncio.run(start())
+
+
+@pytest.mark.parametrize("wanted", [None, True, False])
+def test_where_networks_are_not_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None) -> None:
+    asked = []
+
+    async def refuse(last: str) -> NoReturn:
+        asked.append(last)
+        raise NotAllowed("unshare: Operation not permitted")
+
+    monkeypatch.setattr(Fabric, "start", refuse)
+    settings = Settings(tmp_path, nodes=0, own_network=wanted)
+    if wanted:
+        assert refusal(settings) == (
+            "pods can't have networks of their own: unshare: Operation not permitted; run the cluster as root, or "
+            "allow user namespaces (docs/virtual-nodes.md)"
+        )
+        return
+    shared = started(settings).shared
+    if wanted is False:
+        assert shared is None and not asked, "it is what was asked for"
+        return
+    assert shared is not None and shared.text() == (
+        "Pods share the network of this machine (unshare: Operation not permitted), so jobs that listen on the same "
+        "port run one after the other; for networks of their own run the cluster as root, or allow user namespaces "
+        "(docs/virtual-nodes.md)."
+    )
+
+
+def test_clusters_that_are_not_for_a_network_of_their_own() -> None:
+    assert choice.unfit(None, nodes=255, clusterd=True) is None
+    for wanted in (None, True):
+        assert choice.unfit(wanted, nodes=256, clusterd=True) == choice.Shared(
+            "256 nodes don't fit into one of their own", "start at most 255 nodes"
+        )
+    beside = choice.unfit(None, nodes=2, clusterd=False)
+    assert beside is not None and "ClusterD" in beside.reason
+    assert choice.unfit(True, nodes=2, clusterd=False) is None, "whoever asks for it knows why"

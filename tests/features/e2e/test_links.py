@@ -20,7 +20,7 @@ from tests.taskd.e2e.test_chain import STEPS
 
 pytestmark = [needs_kubectl, cables.needs_cables, pytest.mark.matrix, pytest.mark.timeout(500)]
 
-TWO_NODES = ("--nodes", "2", "--node-label", "accelerator-type=module-a3-16-super-pod")
+TWO_NODES = ("--nodes", "2", "--node-label", "accelerator-type=module-a3-16-super-pod", "--shared-network")
 CLIENT = ROOT / "examples" / "resumable" / "link-failover" / "switch_nic.py"
 STEP_BYTES = 4 * 5313
 """Of the gradients of a step."""

@@ -36,6 +36,8 @@ class Feature:
     """Of the nodes."""
     node_grace: float = 40.0
     """Seconds until the cluster gives up a silent node."""
+    own_network: bool | None = None
+    """Of the pods; None: where that is possible."""
     steps: int = 60
     faults: Callable[[int], Iterable[str]] = lambda steps: ()
     """What the training script does to itself, given its number of steps: STEP:RANK:KIND."""
@@ -242,6 +244,7 @@ FEATURES = {
             judge_links,
             nodes=2,
             labels=SUPER_POD,
+            own_network=False,  # each link is a range of addresses of this machine, which tells their traffic apart
             steps=200,
             waits=(),  # it has to come to the end of a step to be paused
             incidents=2,

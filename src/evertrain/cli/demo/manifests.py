@@ -25,7 +25,7 @@ def documents_of(
     job = copy.deepcopy(document.object)
     original = job["metadata"]["name"]
     job["metadata"]["name"] = name
-    # Others on this machine may use the examples' ports, and pods have no network of their own.
+    # Others on this machine may use the examples' ports, and where pods have no network of their own, they would meet.
     names = ("ascendjob-port", "ttp-port", "taskd-port", "proxy")
     ports = dict(zip(names, _free_ports(len(names)), strict=True))
     given = {

@@ -70,6 +70,7 @@ async def _cluster(feature: Feature, folder: Path, screen: Screen) -> AsyncItera
         npus=NPUS,
         labels=feature.labels,
         node_grace=feature.node_grace,
+        own_network=feature.own_network,
     )
     screen.line(bold(f"Evertrain demo: {feature.name}. {feature.title[0].upper()}{feature.title[1:]}."), indent="")
     screen.status(f"a cluster of {settings.text()} starts")

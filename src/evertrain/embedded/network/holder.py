@@ -89,7 +89,7 @@ def _claim(last: str) -> tuple[socket.socket, plan.Block]:
             return lock, block
         except OSError:
             lock.close()
-    raise OSError(f"no block of addresses in {plan.EVERYTHING} is free")
+    raise OSError("this machine has routes to all addresses that are for networks like this")
 
 
 def _answer(connection: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:

@@ -4,9 +4,9 @@ Node number i has the i-th 256 addresses of the cluster's: .1 is the node, then 
 Services have a range of their own.
 
 Where pods share the network of this machine, all of these are addresses of its loopback interface. Where they have
-one of their own, they are of a block of 2^18 addresses out of 10.0.0.0/8, in quarters: pods by their first NIC, pods by
-their second, Services, and one that stays empty. Blocks that this machine has a route to, or another cluster of it has,
-are left alone.
+one of their own, they are of a block of 2^18 addresses, in quarters: pods by their first NIC, pods by their second,
+Services, and one that stays empty. Blocks that this machine has a route to, or another cluster of it has, are left
+alone. They are out of 10.0.0.0/8; the other ranges are for machines which reach all of that by a tunnel, say.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 EVERYTHING = IPv4Network("10.0.0.0/8")
+ELSE = (IPv4Network("100.64.0.0/10"), IPv4Network("172.16.0.0/12"))
 BLOCK = 14
 FIRST = 17
 """Neither the first block nor the last, which people give to networks of their own."""
 RAILS = 2
+MOST_NODES = 255
+"""Of a block: in a quarter, without the last 256 addresses."""
 NODE, FIRST_POD, FIRST_CHIP, LAST = 1, 2, 200, 254
 SWITCH, MACHINE = 256 * 255 + 1, 256 * 255 + 2
 """Numbers of two more addresses in the first quarter: of the cluster's own servers, and of this machine."""
@@ -92,6 +95,7 @@ def blocks(used: Collection[IPv4Network], last: str = "") -> Iterator[Block]:
     """Those to try, in this order: that of the last time first. `used`: where this machine has routes to."""
     found = [Block(network) for network in EVERYTHING.subnets(new_prefix=BLOCK)]
     found = [*found[FIRST:-1], *found[1:FIRST]]
+    found += [Block(network) for other in ELSE for network in other.subnets(new_prefix=BLOCK)]
     found.sort(key=lambda block: str(block.network) != last)
     for block in found:
         if not any(block.network.overlaps(each) for each in used):
