@@ -24,6 +24,8 @@ PACED = ROOT / "tests" / "taskd" / "paced.py"
 PODS = ("train-master-0", "train-worker-0")
 NAME = "train"
 RANKS = 4
+EXPLANATION = "--- cluster"
+"""How it begins."""
 HALT = re.compile(r"training is to halt at the end of step (\d+)\n")
 LIMIT = 300.0
 """Seconds for each thing that is waited for; a busy machine needs a good part of it to start the processes."""
@@ -288,7 +290,7 @@ class Chain:
         return found
 
     def explain(self) -> str:
-        parts = ["--- cluster", *self.up.lines[-60:], "--- objects"]
+        parts = [EXPLANATION, *self.up.lines[-60:], "--- objects"]
         parts.append(self.up.kubectl("get", "acjob,pods,podgroup,nodes", "-o", "wide", check=False).stdout)
         for file in sorted(self.job.folder.rglob("*.log"))[:8]:
             parts.append(f"--- {file.relative_to(self.job.folder)}\n{_end(file)}")
@@ -297,6 +299,8 @@ class Chain:
         if (log := self.up.folder / "clusterd.log").exists():
             parts.append(f"--- clusterd\n{_end(log)}")
         parts.append(self.up.evertrain("timeline", NAME, check=False).stdout)
+        events = self.result().events
+        parts += [f"rank {rank}: {events[rank]}" for rank in sorted(events)]
         return "\n".join(parts)
 
 
@@ -360,9 +364,22 @@ def running(
     """`options` are those of `evertrain up`."""
     up = Up(folder, *NODES, "--clusterd-addr", "127.0.0.1:0", *options)
     try:
-        yield Chain(up, Job(folder / "job", strategies, labels=labels, start=start, script=script, **environment))
+        chain = Chain(up, Job(folder / "job", strategies, labels=labels, start=start, script=script, **environment))
+        with explained(chain):
+            yield chain
     finally:
         assert up.end() == 0, up.lines
+
+
+@contextlib.contextmanager
+def explained(chain: Chain) -> Iterator[None]:
+    """What fails says what the cluster, the job and ClusterD looked like then."""
+    try:
+        yield
+    except Exception as error:
+        if EXPLANATION not in str(error):
+            error.add_note(chain.explain())
+        raise
 
 
 @contextlib.contextmanager
@@ -374,7 +391,9 @@ def running_beside(folder: Path, strategies: str) -> Iterator[tuple[Chain, Besid
         (port,) = free_ports(1)
         beside = Beside(up, port)
         beside.start()
-        yield Chain(up, Job(folder / "job", strategies, MINDX_SERVER_PORT=str(port))), beside
+        chain = Chain(up, Job(folder / "job", strategies, MINDX_SERVER_PORT=str(port)))
+        with explained(chain):
+            yield chain, beside
     finally:
         if beside is not None:
             beside.kill()

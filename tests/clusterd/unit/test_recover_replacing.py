@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -240,6 +241,25 @@ def test_a_pod_that_ends_instead_of_starting_its_processes_again(strategies: str
             assert world.log == [], "once is enough"
             world.see(ended=True)
             assert (world.state, world.outcome) == ("INIT", "failed")
+
+
+def test_who_misses_a_process_of_a_job_that_has_failed_begins_no_other_incident() -> None:
+    """The training's controller lives until its own pod is ended, and hears nothing more from the one that failed."""
+    world = waiting("recover-in-place")
+    ends(world, 1)
+    world.see(ended=True)
+    world.log.clear()
+    world.say(ProcessFault({2: OTHER, 3: OTHER}))
+    assert (world.state, world.notes("opened"), world.transcript) == ("INIT", [], [])
+    assert [each.text for each in world.notes("ignored")] == ["ranks 2-3 failed: the job has ended"]
+
+
+@pytest.mark.parametrize("word", [{"ended": True}, {"status": "complete"}])
+def test_nor_does_who_misses_one_of_a_job_that_has_come_to_its_end(word: dict[str, Any]) -> None:
+    world = World("recover-in-place")
+    world.see(**word)
+    world.say(ProcessFault({3: OTHER}))
+    assert (world.state, world.notes("opened")) == ("INIT", [])
 
 
 def test_the_job_starts_a_pod_again_that_has_ended_and_the_training_takes_it_in() -> None:

@@ -29,15 +29,15 @@ def test_one_fault_more_than_max_restarts_ends_the_training(tmp_path: Path) -> N
         first, second = chain.incidents(2)
         (ended,) = chain.up.get("pod", PODS[1])["status"]["containerStatuses"]
         result = chain.result()
-    assert TOLD in result.outputs[1] and TOLD not in result.outputs[0]
-    assert ended["state"]["terminated"]["exitCode"] == 1, ended
-    assert_told(first, "recover-in-place", {3})
-    assert (second["decision"], second["outcome"], second["ok"]) == ("recover-in-place", "failed", False), second
-    assert_adds_up(second)
-    whole = undisturbed_run()
-    for rank, steps in result.steps.items():
-        assert steps == whole.steps[rank][: FAULT_STEP + 3], f"rank {rank}"
-    assert_kept_processes(result, 0, 1, 2)
+        assert TOLD in result.outputs[1] and TOLD not in result.outputs[0]
+        assert ended["state"]["terminated"]["exitCode"] == 1, ended
+        assert_told(first, "recover-in-place", {3})
+        assert (second["decision"], second["outcome"], second["ok"]) == ("recover-in-place", "failed", False), second
+        assert_adds_up(second)
+        whole = undisturbed_run()
+        for rank, steps in result.steps.items():
+            assert steps == whole.steps[rank][: FAULT_STEP + 3], f"rank {rank}"
+        assert_kept_processes(result, 0, 1, 2)
 
 
 def test_a_job_that_may_be_retried_goes_on_in_a_new_container(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_a_job_that_may_be_retried_goes_on_in_a_new_container(tmp_path: Path) ->
         now = chain.uids()
         assert now[0] == pods[0] and now[1] != pods[1]
         first, second = chain.incidents(2)
-    assert_same_end(result)
-    assert_kept_processes(result, 0, 1)
-    assert TOLD in result.outputs[1]
-    assert_told(first, "recover-in-place", {3})
-    assert_told(second, "recover-in-place", {2})
+        assert_same_end(result)
+        assert_kept_processes(result, 0, 1)
+        assert TOLD in result.outputs[1]
+        assert_told(first, "recover-in-place", {3})
+        assert_told(second, "recover-in-place", {2})

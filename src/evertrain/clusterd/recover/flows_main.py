@@ -34,7 +34,9 @@ class Main(Replacing):
     def _reported(self, faults: Mapping[int, str]) -> None:
         """The job itself says that ranks have failed."""
         data = self.data
-        if data.state == n.INIT:
+        if data.state == n.INIT and self._has_ended:
+            self._ignore(f"{view.ranks(faults)} failed: the job has ended")
+        elif data.state == n.INIT:
             self._open(f"{view.ranks(faults)} failed, as the training says", faults=dict(faults))
             self._take_reported(faults)
             self._begin()
@@ -105,6 +107,11 @@ class Main(Replacing):
     @property
     def _over(self) -> bool:
         return self.job is None or self.job.status in ("complete", "failed")
+
+    @property
+    def _has_ended(self) -> bool:
+        """Its processes go, one after the other, and those that are left miss the others."""
+        return self.job is not None and (self.job.ended or self.job.status == "complete")
 
     @property
     def _sub_healthy(self) -> bool:
