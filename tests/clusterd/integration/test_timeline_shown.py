@@ -138,6 +138,26 @@ async def test_whoever_takes_over_goes_on_with_the_same_incident(tmp_path: Path,
                 assert [each.id for each in kept.incidents(job.uid)] == [f"R{number}-x" for number in range(1, cut + 1)]
 
 
+async def test_of_two_with_a_file_each_who_leads_knows_what_the_other_has_led(tmp_path: Path) -> None:
+    """As in two pods. Jobs that are gone are in one file only."""
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    async with cluster(tmp_path) as running:
+        job = await job_on(running)
+        async with timeline(running.kube, first) as kept:
+            for after, note in RECOVERY[:3]:
+                kept.note(job, note, START + after)
+        async with timeline(running.kube, second) as kept:
+            for after, note in RECOVERY[3:]:
+                kept.note(job, note, START + after)
+            kept.note(job, Note("opened", "rank 1 failed", {"id": "next-1"}), START + 2)
+            expected = await kept.recorded()
+            assert [(each.id, each.closed) for each in expected] == [("18AC-00ff", True), ("next-1", False)]
+        async with timeline(running.kube, first) as kept:
+            assert await kept.recorded() == expected
+        async with timeline(running.kube, tmp_path / "third.db") as kept:
+            assert await kept.recorded() == expected
+
+
 async def test_jobs_that_are_not_there_and_jobs_without_incidents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,17 @@ def test_a_newer_version_of_an_incident_replaces_the_older(path):
     store.close()
 
 
+def test_what_is_known_from_elsewhere_is_added_and_replaces_nothing(path, writer):
+    kept, found = writer(open_store=Store)
+    kept.put([incident(1), incident(2, closed=False)])
+    kept.close()
+    again = Writer(path)
+    elsewhere = [incident(1, closed=False), incident(2), incident(3)]
+    assert again.start(elsewhere) == [incident(2, closed=False)] and found == []
+    again.close()
+    assert read(path) == [incident(1), incident(2, closed=False), incident(3)]
+
+
 def test_it_is_bounded_by_number_and_by_age(path):
     store = Store(path, keep=5, keep_ms=7_500)
     store.save(incident(number) for number in range(10))

@@ -101,7 +101,7 @@ def test_no_container_may_more_than_it_must(folder: str) -> None:
         assert not spec.get("hostPID") and not spec.get("hostIPC"), name
         assert bool(spec.get("hostNetwork")) == (name == "noded")
         written = {mount["name"] for mount in container.get("volumeMounts") or () if not mount.get("readOnly")}
-        assert written <= {"ranktable"}, name
+        assert written <= {"ranktable", "timeline"}, name
         hosts = {volume["name"] for volume in spec.get("volumes") or () if "hostPath" in volume}
         assert hosts <= {"noded": {"sys", "proc", "root"}}.get(name, {"ranktable"}), name
 
@@ -149,6 +149,25 @@ def test_command_lines_are_understood(folder: str) -> None:
                 folders = {mount["mountPath"] for mount in container["volumeMounts"]}
                 path = getattr(options, option)
                 assert str(path if option.endswith("dir") else path.parent) in folders
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_clusterd_keeps_its_timeline_where_it_may_write(folder: str) -> None:
+    ((_, spec, container),) = [each for each in each_container(folder) if each[0] == "clusterd"]
+    path = clusterd.parser().parse_args(container["args"][1:]).timeline
+    (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == str(path.parent)]
+    assert not mount.get("readOnly")
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == mount["name"]]
+    if folder != "overlays/timeline-claim":
+        assert volume.keys() == {"name", "emptyDir"} and volume["emptyDir"]["sizeLimit"]
+        return
+    assert volume == {"name": "timeline", "persistentVolumeClaim": {"claimName": "clusterd-timeline"}}
+    items = kustomized(folder)
+    claim = items["PersistentVolumeClaim", "mindx-dl", "clusterd-timeline"]["spec"]
+    deployment = items["Deployment", "mindx-dl", "clusterd"]["spec"]
+    assert claim["accessModes"] == ["ReadWriteOnce"]
+    assert deployment["replicas"] == 1 and deployment["strategy"] == {"type": "Recreate"}, "a volume for one at a time"
 
 
 def test_two_of_each_with_a_lease() -> None:

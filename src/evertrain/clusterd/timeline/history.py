@@ -44,6 +44,9 @@ class History:
     def jobs(self) -> list[str]:
         return list(self._jobs)
 
+    def all(self) -> list[Incident]:
+        return [each for incidents in self._jobs.values() for each in incidents]
+
     def restore(self, incidents: Iterable[Incident]) -> list[Incident]:
         """Those of an earlier run, in their order. Those that had to be closed since they can't be open any more.
 

@@ -75,7 +75,10 @@ class Timeline:
                 metadata = item["metadata"]
                 logger.warning("timeline: ConfigMap %s/%s: %s", metadata["namespace"], metadata["name"], error)
         if self._writer is not None:
-            closed = self._history.restore(await asyncio.to_thread(self._writer.start))
+            opened = await asyncio.to_thread(self._writer.start, self._history.all())
+            closed = self._history.restore(opened)
+            left = {(each.job, each.id) for each in opened}
+            self._writer.put(each for each in self._history.all() if each.closed and (each.job, each.id) in left)
             self._writer.put(closed)
 
     async def _published(self) -> list[Object]:

@@ -83,6 +83,14 @@ class Store:
                 self._db.execute(f"PRAGMA user_version={number}")
 
     def save(self, incidents: Iterable[Incident]) -> None:
+        """The newest versions of these."""
+        self._insert("REPLACE", incidents)
+
+    def add(self, incidents: Iterable[Incident]) -> None:
+        """Those of them that are not there in any version."""
+        self._insert("IGNORE", incidents)
+
+    def _insert(self, conflict: str, incidents: Iterable[Incident]) -> None:
         rows = [
             (
                 each.job,
@@ -97,7 +105,7 @@ class Store:
             for each in incidents
         ]
         with _damage(), self._transaction():
-            self._db.executemany("INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._db.executemany(f"INSERT OR {conflict} INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def prune(self, now_ms: int) -> int:
         """Removes what is too old and what is too much, the oldest first. How many those were."""

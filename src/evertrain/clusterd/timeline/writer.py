@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,10 +49,17 @@ class Writer:
         self._unpruned = PRUNE_EVERY
         self._thread = threading.Thread(target=self._run, name="timeline", daemon=True)
 
-    def start(self) -> list[Incident]:
-        """Opens the file. The incidents that were open when it was last written."""
+    def start(self, elsewhere: Sequence[Incident] = ()) -> list[Incident]:
+        """Opens the file, and adds what is known from elsewhere. The incidents that were open when it was last written:
+        by us, while another one with a file of its own may have been in charge since."""
         found: list[Incident] = []
-        self._guarded(lambda store: found.extend(store.open_incidents()))
+
+        def begin(store: Store) -> None:
+            found[:] = store.open_incidents()
+            if elsewhere:
+                store.add(elsewhere)
+
+        self._guarded(begin)
         self._thread.start()
         return found
 
