@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+STREAM = "a stream"
 PATIENCE = 120.0
 """Seconds for what should come at once. The machine may be busy."""
 
@@ -287,16 +288,25 @@ class Client:
         )
         return await send(known.request(**fields), timeout=PATIENCE, metadata=self._metadata)
 
-    async def send(self, method: Method, content: bytes) -> None:
-        """Whatever it is. Of a stream, until it is there or has ended; who listened to it before may hear no more."""
+    async def send(self, method: Method, content: bytes) -> Any:
+        """Whatever it is, and the answer. Of a stream None, when it is there: who listened before may hear no more."""
         if not method.is_stream:
-            await self._channel.unary_unary(method.path)(content, metadata=self._metadata)
-            return
+            answer = await self._channel.unary_unary(method.path)(content, metadata=self._metadata)
+            return method.response.FromString(answer)
         stream = self._channel.unary_stream(method.path)(content, metadata=self._metadata)
         await stream.initial_metadata()
         if stream.done():
             await stream.read()
         stream.cancel()
+        return None
+
+    async def answer(self, method: Method, content: bytes) -> int | str:
+        """To whatever it is: its code, or what it fails with; STREAM if it is a stream that is there."""
+        try:
+            said = await self.send(method, content)
+        except grpc.aio.AioRpcError as error:
+            return str(error.details() or "")
+        return STREAM if said is None else int(said.code)
 
     def stream(self, method: str, **fields: Any) -> Stream:
         return Stream(self._open(method, fields))

@@ -3,7 +3,7 @@
 6 000 texts through the fault centre and 300 through a whole ClusterD as part of the tests, always the same; a tenth of
 EVERTRAIN_FUZZ_FRAMES (100 000 with `make fuzz`), always new ones, if that asks for more. A whole ClusterD is also asked
 300 things, or a tenth as many as there are texts; its services alone are sent 2 000 damaged requests, and 100 000, by
-tests/clusterd/integration/test_services_server.py.
+tests/clusterd/integration/test_services_damaged.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from evertrain.clusterd.faults.centre import FaultCentre
@@ -29,6 +28,7 @@ from evertrain.wire import faultinfo
 from tests.clusterd.client import Client
 from tests.clusterd.faultworld import START, World, chip, device_data, make_job
 from tests.clusterd.running import Running, running
+from tests.fuzz.answers import Known, documented, is_right
 from tests.fuzz.published import PUBLIC, Damage
 from tests.fuzz.requests import Requests
 from tests.fuzz.targets import Growth
@@ -40,11 +40,6 @@ OBJECTS = TEXTS // 20
 """That go through a whole ClusterD."""
 ASKED_OF_ALL = max(300, TEXTS // 10)
 PATIENCE = 60.0
-REFUSALS = (
-    "grpc: error unmarshalling request", "not registed", "please register first", "is not swtiching nic",
-    "is not stress test", "request is nil or role is empty",
-)  # fmt: skip
-"""What calls may fail with; all others are answered with a code."""
 
 pytestmark = pytest.mark.timeout(300 + TEXTS // 50)
 
@@ -251,14 +246,13 @@ async def test_a_whole_clusterd(tmp_path: Path) -> None:
         await recovers(clusterd, client, signals, training)
 
 
-async def ask(client: Client, requests: Requests) -> None:
+async def ask(client: Client, requests: Requests, known: Known) -> None:
+    """It is answered as documented."""
     method, content = requests.any()
-    try:
-        async with asyncio.timeout(PATIENCE):
-            await client.send(method, content)
-    except grpc.aio.AioRpcError as error:
-        text = error.details() or ""
-        assert any(refusal in text for refusal in REFUSALS), f"seed {SEED}: {method.path}, {content!r}: {error}"
+    async with asyncio.timeout(PATIENCE):
+        answer = await client.answer(method, content)
+    right = documented(method, content, known)
+    assert is_right(answer, right), f"seed {SEED}: {method.path}, {content!r}: {answer!r}, not of {right}"
 
 
 async def test_whatever_is_asked(tmp_path: Path) -> None:
@@ -268,8 +262,9 @@ async def test_whatever_is_asked(tmp_path: Path) -> None:
         await victim.join()
         client, signals = await training.join()
         requests = Requests(SEED, (victim.uid,))
+        known = Known(victim.uid, {f"victim-node-{number}": ("0", "1") for number in range(victim.pods)})
         for _ in range(0, ASKED_OF_ALL, 60):
-            await asyncio.gather(*(ask(client, requests) for _ in range(60)))
+            await asyncio.gather(*(ask(client, requests, known) for _ in range(60)))
         await recovers(clusterd, client, signals, training)
 
 

@@ -459,62 +459,6 @@ async def test_methods_that_are_not_there() -> None:
         assert (await soon(caller.Recover.HealthCheck(WHO))).code == 0
 
 
-KNOWN = {"grpc: error unmarshalling request", "request is nil or role is empty", "there is no such service"}
-"""What calls may fail with; subscriptions besides with what they say when they are refused."""
-REFUSED = ("not registed", "is not swtiching nic", "is not stress test", "please register first")
-
-
-async def fuzz(count: int, seed: int) -> None:
-    """Random bytes, and messages with a few bytes changed. None is answered by a failure that we don't know of."""
-    source = random.Random(seed)
-    methods = [
-        (f"/{module.SERVICE.full_name}/{method.name}", method.server_streaming, REQUESTS[method.input_type.full_name])
-        for module in SERVICES
-        for method in module.SERVICE.methods
-        if not method.client_streaming and method.name != "GetFaultMsgSignal"  # that one makes callers wait
-    ]
-
-    def damaged(content: bytes) -> bytes:
-        if source.random() < 0.5:
-            return source.randbytes(source.randrange(60))
-        changed = bytearray(content or b"\x0a\x01x")
-        for _ in range(source.randrange(1, 4)):
-            changed[source.randrange(len(changed))] = source.randrange(256)
-        return bytes(changed)
-
-    async def send(caller: Client) -> None:
-        path, streams, good = source.choice(methods)
-        content = damaged(good.SerializeToString())
-        try:
-            if not streams:
-                await caller.channel.unary_unary(path)(content)
-                return
-            stream = caller.channel.unary_stream(path)(content)
-            await stream.initial_metadata()
-            if stream.done():
-                assert await stream.read() is grpc.aio.EOF
-            stream.cancel()
-        except grpc.aio.AioRpcError as error:
-            text = error.details() or ""
-            assert text in KNOWN or any(reason in text for reason in REFUSED), (path, content, text)
-
-    async with serving(limits=Limits(calls=1_000_000)) as up, client(up.address) as caller:
-        up.hub.members.add(JOB)
-        for _ in range(0, count, 50):
-            await soon(asyncio.gather(*(send(caller) for _ in range(50))))
-        assert (await soon(caller.Recover.HealthCheck(WHO))).code == 0
-
-
-async def test_two_thousand_damaged_requests() -> None:
-    await fuzz(2000, 7)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(3600)
-async def test_a_hundred_thousand_damaged_requests() -> None:
-    await fuzz(100_000, 8)
-
-
 async def test_garbage_on_the_port() -> None:
     async with serving() as up, client(up.address) as caller:
         await soon(caller.Recover.HealthCheck(WHO))
