@@ -34,6 +34,7 @@ from evertrain.embedded.power import (
 
 if TYPE_CHECKING:
     from evertrain.cli.connection import Connection
+    from evertrain.embedded.nodestats import Traffic
     from evertrain.kube.port import Object
 
 PATIENCE = 30.0
@@ -121,8 +122,7 @@ async def _list(kube: Connection) -> int:
 
 async def _nics(kube: Connection, names: Sequence[str], output: str) -> int:
     """What the nodes count, as a kubelet is asked for it."""
-    from evertrain.cli import connection, printing
-    from evertrain.embedded.nodestats import SUMMARY, traffic
+    from evertrain.cli import printing
     from evertrain.kube.port import NODE
 
     nodes = [await _node(kube, name) for name in names] or [
@@ -135,7 +135,7 @@ async def _nics(kube: Connection, names: Sequence[str], output: str) -> int:
         name = node["metadata"]["name"]
         if _annotation(node, STATE) == OFF:
             raise CommandError(f"{name} is stopped: nobody counts there")
-        counted = traffic(await kube.ask("GET", f"{connection.path_of(NODE, None, name, 'proxy')}/{SUMMARY}"))
+        counted = await traffic(kube, name)
         if not counted:
             raise CommandError(f"{name} has no NICs of its own: {SHARED}")
         state = _annotation(node, NETWORK_STATE)
@@ -149,6 +149,16 @@ async def _nics(kube: Connection, names: Sequence[str], output: str) -> int:
         head = ["NODE", "NIC", "LINK", "RECEIVED", "SENT"]
         print(printing.aligned([head, *([str(cell) for cell in row.values()] for row in found)]))
     return 0
+
+
+async def traffic(kube: Connection, node: str) -> dict[str, Traffic]:
+    """By NIC; empty if the node has none of its own."""
+    from evertrain.cli import connection
+    from evertrain.embedded import nodestats
+    from evertrain.kube.port import NODE
+
+    path = f"{connection.path_of(NODE, None, node, 'proxy')}/{nodestats.SUMMARY}"
+    return nodestats.traffic(await kube.ask("GET", path))
 
 
 async def _node(kube: Connection, name: str) -> Object:

@@ -121,6 +121,8 @@ class Cluster:
         """Where ClusterD serves; empty if it doesn't."""
         self.shared: Shared | None = None
         """Why pods are in the network of this machine, if nobody asked for that."""
+        self.own_network = False
+        """Have pods one?"""
         self._environment: dict[str, str] = {}
         self._stack = contextlib.AsyncExitStack()
 
@@ -224,6 +226,7 @@ class Cluster:
             self.shared = shared
             return None
         self._stack.callback(fabric.close)
+        self.own_network = True
         file.write_text(f"{fabric.block.network}\n")
         return fabric
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from evertrain.embedded.network.fabric import Fabric, NotAllowed
+from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.power import CUT, JOINED, without
 from evertrain.kube.port import POD, SERVICE
+from tests.embedded.networks import needs_networks
 from tests.embedded.nodes import SmallCluster, pod, run, small_cluster
 
 SERVE = """
@@ -35,19 +36,7 @@ while True:
 """
 
 
-def _allowed() -> str:
-    async def attempt() -> str:
-        try:
-            fabric = await Fabric.start()
-        except NotAllowed as error:
-            return str(error)
-        fabric.close()
-        return ""
-
-    return asyncio.run(attempt())
-
-
-pytestmark = pytest.mark.skipif(bool(_allowed()), reason="namespaces for networks need root or user namespaces")
+pytestmark = needs_networks
 
 
 @contextlib.asynccontextmanager
@@ -188,6 +177,9 @@ def test_a_nic_without_its_cable(tmp_path: Path) -> None:
 def test_traffic_goes_by_the_nic_whose_address_is_asked(tmp_path: Path) -> None:
     async def main() -> None:
         async with networked(tmp_path) as cluster:
+            assert cluster.machine.fabric is not None
+            with pytest.raises(OSError, match="node 9 has no network yet"):
+                await cluster.machine.fabric.traffic(9)
             fabric = cluster.machine.fabric
             assert fabric is not None
             await cluster.create(python("server", SERVE.replace("sys.argv[1].encode()", "b'x' * 100"), node=0))

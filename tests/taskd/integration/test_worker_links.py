@@ -1,164 +1,110 @@
-"""Process groups that change their network link between two steps: torch's own, with DDP on them, and guarded ones."""
+"""Link failover over real interfaces: groups of two pods, the two NICs of their nodes, and what goes through each."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
+from evertrain.embedded.network.fabric import Fabric
+from evertrain.embedded.power import JOINED, NICS, without
+from tests.embedded.networks import needs_networks
+from tests.embedded.nodes import pod, run, small_cluster
 
-from evertrain.torch import nics
-from tests.ports import free_ports
+pytestmark = needs_networks
 
-TRAINING = """
-import hashlib, json, os, sys, time
-from datetime import timedelta
+NUMBERS, TIMES = 500_000, 3
+EXCHANGED = 4 * NUMBERS * TIMES
+"""Bytes that each of two sends to the other, at least."""
+WORDS = 100_000
+"""Neighbours ask for each other's address, and a group says how it is reached."""
+
+MEMBER = """
+import os, sys, time
 import torch, torch.distributed as dist
-from torch import nn
-from evertrain.torch import failover, sockets
+from evertrain.torch import failover, nics
 from evertrain.torch.tft_collectives import Collectives
 
-moves = json.loads(sys.argv[1])
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-links = os.environ["TASKD_NICS"]
-dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-pair = dist.new_group([0, 1])
-world = Collectives(rank, dist.FileStore(sys.argv[2], -1)).join("world", list(range(size)))
-
-def networks(most):
-    # Those of both ends of the connections of this process. gloo closes old ones in a thread of its own.
-    until = time.monotonic() + 10
-    while len(found := {address.rsplit(".", 1)[0] for address in ends()} - {"127.0.0"}) > most:
-        if time.monotonic() > until:
-            break
+rank, folder, links = int(sys.argv[1]), sys.argv[2], ["eth0", "eth1"]
+os.environ["TASKD_NICS"] = ",".join(links)
+group = Collectives(rank, dist.FileStore(f"{folder}/store", -1), timeout=100.0).join("world", [0, 1])
+number = 0
+while True:
+    while not os.path.exists(f"{folder}/order.{number}"):
         time.sleep(0.01)
-    return sorted(found)
-
-def ends():
-    found = set()
-    for known in sockets.opened():
-        with sockets._duplicate(known) as sock:
-            try:
-                found |= {each.getpeername()[0] for each in [sock]} | {each.getsockname()[0] for each in [sock]}
-            except (OSError, AttributeError, IndexError):
-                pass
-    return {address.removeprefix("::ffff:") for address in found if "." in address}
-
-def train(moves):
-    torch.manual_seed(7)
-    said = []
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for step in range(12):
-        generator = torch.Generator().manual_seed(step * size + rank)
-        optimizer.zero_grad()
-        model(torch.randn(5, 8, generator=generator)).square().sum().backward()
-        total = torch.tensor([float(rank + step)])
-        world.allreduce([total]).wait()
-        dist.all_reduce(total)
-        if rank < 2:
-            other = torch.tensor([float(step)])
-            dist.broadcast(other, 0, group=pair)
-            if rank == 0:
-                dist.send(total, 1, group=pair)
-            else:
-                dist.recv(other, 0, group=pair)
-        optimizer.step()
-        dist.barrier()
-        if str(step) in moves:
-            ranks, ops, down = moves[str(step)]
-            os.environ["TASKD_NICS"] = "240.0.0.1,240.0.0.2" if rank == down else links  # which no machine has
-            try:
-                failover.move(rank, f"move-{step}", ranks, ops, ended=lambda: False)
-                said.append([step, "", networks(1 if len(ranks) == size else 2)])
-            except failover.LinkError as error:
-                said.append([step, str(error), networks(1)])
-    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
-    return [hashlib.sha256(weights).hexdigest(), total.item()], said
-
-stayed, _ = train({})
-moved, said = train(moves)
-print(json.dumps([rank, stayed, moved, said]), flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
-ALL = [0, 1, 2]
+    order, reason = open(f"{folder}/order.{number}").read(), "well"
+    if order != "stay":
+        while order == "backup again" and nics.why_down(links[1]):
+            time.sleep(0.01)
+        try:
+            failover.move(rank, f"move {number}", [0, 1], [order.startswith("backup")] * 2, ended=lambda: False)
+        except failover.LinkError as error:
+            reason = str(error)
+    total = torch.ones(%d) * (rank + 1)
+    for _ in range(%d):
+        group.allreduce([total]).wait()
+    print(number, total[0].item(), reason, flush=True)
+    number += 1
+""" % (NUMBERS, TIMES)  # noqa: UP031 - it has braces
 
 
-def train(folder: Path, moves: dict[int, tuple[list[int], list[bool], int | None]]) -> list[Any]:
-    """By rank: what it ended with without moves and with them, and what it said of each move."""
-    place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-    processes = []
-    for rank in ALL:
-        environment = {
-            **os.environ, **place, "RANK": str(rank), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
-            nics.VARIABLE: f"127.0.1.{rank + 2},127.0.2.{rank + 2}",
-        }  # fmt: skip
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", TRAINING, json.dumps(moves), str(folder / "store")],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )  # fmt: skip
-        )
-    try:
-        ended = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes), ended
-    return sorted(json.loads(out.splitlines()[-1]) for out, _ in ended)
+def test_bytes_go_through_the_nic_that_was_ordered(tmp_path: Path) -> None:
+    async def main() -> None:
+        fabric = await Fabric.start()
+        try:
+            async with small_cluster(tmp_path, 2, fabric=fabric) as cluster:
+                environment = {
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                    "OMP_NUM_THREADS": "1",
+                    "PATH": os.environ["PATH"],
+                }
+                variables = [{"name": name, "value": value} for name, value in environment.items()]
+                for rank in range(2):
+                    member = pod(
+                        f"rank-{rank}", sys.executable, "-c", MEMBER, str(rank), str(tmp_path), nodeName=f"node-{rank}",
+                        container={"env": variables},
+                    )  # fmt: skip
+                    await cluster.create(member)
+                    await cluster.phase(f"rank-{rank}", "Running")
+                done = 0
 
+                async def exchange(order: str) -> tuple[list[str], list[str]]:
+                    """What became of the order in each pod, and through which NICs the exchange after it went."""
+                    nonlocal done
+                    before = await fabric.traffic(0)
+                    written = tmp_path / "order.new"
+                    written.write_text(order)
+                    written.rename(tmp_path / f"order.{done}")
+                    said = [await line(rank) for rank in range(2)]
+                    done += 1
+                    after = await fabric.traffic(0)
+                    sent = {nic: after[nic].sent - before[nic].sent for nic in NICS}
+                    busy = [nic for nic in NICS if sent[nic] >= EXCHANGED]
+                    assert all(sent[nic] < WORDS for nic in NICS if nic not in busy), sent
+                    assert {words.split()[1] for words in said} == {str(3.0 * 2 ** (TIMES - 1))}, said
+                    return [words.split(maxsplit=2)[2] for words in said], busy
 
-@pytest.mark.matrix
-def test_groups_move_there_and_back_and_the_weights_are_those_of_a_run_that_stayed(tmp_path: Path) -> None:
-    there, back = [True] * 3, [False] * 3
-    moves = {
-        2: (ALL, there, None),
-        4: (ALL, back, None),
-        6: (ALL, there, 1),
-        8: (ALL, there, None),
-        9: ([1], [False], None),
-    }
-    for rank, stayed, moved, said in train(tmp_path, moves):
-        assert moved == stayed
-        assert [(step, reason.startswith("rank 1: 240.0.0.2")) for step, reason, _ in said if reason] == [(6, True)]
-        found = {step: networks for step, _, networks in said}
-        assert (found[2], found[4], found[6], found[8]) == (["127.0.2"], ["127.0.1"], ["127.0.1"], ["127.0.2"]), rank
-        assert "127.0.1" in found[9] if rank == 1 else "127.0.2" in found[9], "only rank 1 was told to go back"
+                async def line(rank: int) -> str:
+                    async with asyncio.timeout(60):
+                        while True:
+                            log = await cluster.log(f"rank-{rank}")
+                            found = [each for each in log.splitlines() if each.startswith(f"{done} ")]
+                            if found:
+                                return found[0]
+                            assert "Traceback" not in log, log
+                            await asyncio.sleep(0.02)
 
+                well = ["well", "well"]
+                assert await exchange("stay") == (well, ["nic0"])
+                assert await exchange("backup") == (well, ["nic1"])
+                assert await exchange("primary") == (well, ["nic0"])
+                await cluster.nodes["node-0"].plug(without(["nic1"]))
+                reasons, busy = await exchange("backup")
+                assert "eth1 is down" in reasons[0] and reasons[1] != "well" and busy == ["nic0"], reasons
+                await cluster.nodes["node-0"].plug(JOINED)
+                assert await exchange("backup again") == (well, ["nic1"])
+        finally:
+            fabric.close()
 
-@pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(nics, "_on_backup", None)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that it is as before afterwards, whatever a test does to it
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    return monkeypatch
-
-
-def test_links_are_named_once_for_all_processes_of_a_pod_or_for_each(links: pytest.MonkeyPatch) -> None:
-    assert nics.pair() is None and nics.current() is None
-    links.setenv(nics.VARIABLE, " eth0, eth1 ")
-    links.setenv("LOCAL_RANK", "1")
-    assert nics.pair() == ("eth0", "eth1")
-    links.setenv(nics.VARIABLE, "eth0,eth1;eth2,eth3")
-    assert nics.pair() == ("eth2", "eth3")
-    for nonsense in ("eth0", "eth0,eth1,eth2", "eth0,", "eth0,eth1;x"):
-        links.setenv(nics.VARIABLE, nonsense)
-        with pytest.raises(ValueError, match="eth0"):
-            nics.pair()
-
-
-def test_a_process_that_starts_while_its_primary_link_is_down_uses_the_backup(links: pytest.MonkeyPatch) -> None:
-    links.setenv(nics.VARIABLE, "no-such-nic,lo")
-    assert nics.current() == "lo"
-    nics.use(False)
-    assert nics.current() == "no-such-nic" and os.environ["GLOO_SOCKET_IFNAME"] == "no-such-nic"
-    assert nics.why_down("lo") == nics.why_down("127.0.0.1") == nics.why_down("127.3.2.1") == ""
-    assert "240.0.0.1" in nics.why_down("240.0.0.1") and "no-such-nic" in nics.why_down("no-such-nic")
+    run(main())

@@ -36,8 +36,6 @@ class Feature:
     """Of the nodes."""
     node_grace: float = 40.0
     """Seconds until the cluster gives up a silent node."""
-    own_network: bool | None = None
-    """Of the pods; None: where that is possible."""
     steps: int = 60
     faults: Callable[[int], Iterable[str]] = lambda steps: ()
     """What the training script does to itself, given its number of steps: STEP:RANK:KIND."""
@@ -113,15 +111,16 @@ def judge_hot_switching(seen: Evidence) -> Iterable[Verdict]:
 
 
 async def move_to_the_other_link(play: Play) -> None:
+    await play.see_links()
     await play.order("switch-nic", play.name, "--op", "true")
-    play.see_links()
+    await play.see_links()
     await play.order("switch-nic", play.name, "--op", "false")
-    play.see_links()
+    await play.see_links()
 
 
 def judge_links(seen: Evidence) -> Iterable[Verdict]:
     yield seen.obeyed(2)
-    yield seen.used_links("backup", "primary")
+    yield seen.used_links("primary", "backup", "primary")
     yield seen.kept_pods()
     yield seen.restarted()
     yield seen.did_again(0)
@@ -244,8 +243,8 @@ FEATURES = {
             judge_links,
             nodes=2,
             labels=SUPER_POD,
-            own_network=False,  # each link is a range of addresses of this machine, which tells their traffic apart
-            steps=200,
+            steps=100,
+            faults=lambda steps: (f"{steps // 4}:0:slow",),  # there is time to look
             waits=(),  # it has to come to the end of a step to be paused
             incidents=2,
         ),

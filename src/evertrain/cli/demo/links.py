@@ -1,17 +1,26 @@
-"""Which of its two network links a job uses: the example's are two ranges of loopback addresses."""
+"""Which of its two network links a job uses.
+
+Where nodes have NICs, their counters tell; where they share the network of this machine, the example's links are two
+ranges of loopback addresses, and the system's table of connections tells.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
+NICS = {"primary": "nic0", "backup": "nic1"}
 NETWORKS = {"primary": IPv4Network("127.101.0.0/16"), "backup": IPv4Network("127.102.0.0/16")}
 _TABLE = Path("/proc/net/tcp")
 _ESTABLISHED = "01"
+
+
+def busiest(counts: Mapping[str, int]) -> str:
+    return max(counts, key=lambda name: counts[name])
 
 
 def connections(network: IPv4Network, pids: Iterable[int]) -> int:

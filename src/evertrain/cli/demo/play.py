@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from evertrain.cli import connection, running
+from evertrain.cli import connection, node, running
 from evertrain.cli.connection import Connection
 from evertrain.cli.demo import links, manifests, orders, proof, recorded
 from evertrain.cli.demo.evidence import Evidence, Pod
@@ -28,6 +28,8 @@ from evertrain.embedded.cluster import CannotStart, Cluster, Settings
 EXAMPLES = Path("examples") / "resumable"
 NPUS = 2
 """Of a node: what a pod takes. With more, one could stay beside a broken chip."""
+LOOK = 3
+"""Steps during which bytes are counted."""
 PACE = 0.15
 """Seconds of a step that something happens to, so that it can be watched."""
 
@@ -70,7 +72,6 @@ async def _cluster(feature: Feature, folder: Path, screen: Screen) -> AsyncItera
         npus=NPUS,
         labels=feature.labels,
         node_grace=feature.node_grace,
-        own_network=feature.own_network,
     )
     screen.line(bold(f"Evertrain demo: {feature.name}. {feature.title[0].upper()}{feature.title[1:]}."), indent="")
     screen.status(f"a cluster of {settings.text()} starts")
@@ -183,13 +184,26 @@ class Play:
         await self._job.until(lambda: self._job.size == ranks, f"a step of {ranks} ranks")
         self._screen.event(f"step {self._job.step} was done by {ranks} ranks")
 
-    def see_links(self) -> None:
-        """Which links the job's connections go over, by the system's table of connections."""
-        pids = [self._job.process_outside(rank) for rank in self._job.processes]
-        counts = {name: links.connections(network, pids) for name, network in links.NETWORKS.items()}
-        self._links.append(max(counts, key=lambda name: counts[name]))
-        told = ", ".join(f"{count} over {name} links" for name, count in counts.items())
-        self._screen.event(f"connections between the ranks: {told}")
+    async def see_links(self) -> None:
+        """Which links the job's traffic goes over."""
+        if not self._cluster.own_network:
+            pids = [self._job.process_outside(rank) for rank in self._job.processes]
+            counts = {name: links.connections(network, pids) for name, network in links.NETWORKS.items()}
+            told = ", ".join(f"{count} over {name} links" for name, count in counts.items())
+            self._screen.event(f"connections between the ranks: {told}")
+        else:
+            before, first = await self._carried(), self._job.step
+            await self._job.until(lambda: self._job.step >= first + LOOK, f"{LOOK} steps")
+            counts = {name: bytes - before[name] for name, bytes in (await self._carried()).items()}
+            told = ", ".join(f"{count} bytes by {links.NICS[name]}, {name}" for name, count in counts.items())
+            self._screen.event(f"{LOOK} steps: {told}")
+            await self.order("node", "nics")
+        self._links.append(links.busiest(counts))
+
+    async def _carried(self) -> dict[str, int]:
+        """Bytes by link so far, of all nodes."""
+        counted = [await node.traffic(self._kube, name) for name in {pod.node for pod in self._pods}]
+        return {name: sum(each[nic].received + each[nic].sent for each in counted) for name, nic in links.NICS.items()}
 
     # --- the end
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -149,7 +150,7 @@ class World:
             case "pod":
                 return {}, [self._add_pod(order["pod"], order["index"], order["addresses"])]
             case "enter":
-                return {}, [self._nodes[order["index"]].space.descriptor]
+                return {}, [self._node(order["index"]).space.descriptor]
             case "forget":
                 descriptor = self._pods.pop(order["pod"], None)
                 if descriptor is not None:
@@ -173,8 +174,14 @@ class World:
                 return {"nics": self._traffic(order["index"])}, []
         return {}, []
 
+    def _node(self, index: int) -> Node:
+        """Raises OSError if nobody has made it yet."""
+        if index not in self._nodes:
+            raise OSError(errno.ENODEV, f"node {index} has no network yet")
+        return self._nodes[index]
+
     def _socket_of(self, index: int) -> int:
-        kernel.enter(self._nodes[index].space.descriptor, kernel.CLONE_NEWNET)
+        kernel.enter(self._node(index).space.descriptor, kernel.CLONE_NEWNET)
         try:
             return socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP).detach()
         finally:
@@ -223,7 +230,7 @@ class World:
         """The first address is the pod's own, the others are those of Services."""
         if (descriptor := self._pods.pop(pod, None)) is not None:
             os.close(descriptor)
-        node = self._nodes[index]
+        node = self._node(index)
         node.pods += 1
         with self._new() as space:
             for rail in RAILS:
@@ -264,7 +271,7 @@ class World:
 
     def _set_cables(self, index: int, pulled: set[int]) -> None:
         """Pods have a share of the NIC: where it has no cable, neither have they."""
-        node = self._nodes[index]
+        node = self._node(index)
         changed, node.pulled = node.pulled ^ pulled, pulled
         plugs = [name for name in node.space.inside.interfaces() if name.startswith(PLUG)]
         for rail in changed:
@@ -275,7 +282,7 @@ class World:
                         node.space.inside.switch(plug, rail not in pulled)
 
     def _traffic(self, index: int) -> dict[str, dict[str, Any]]:
-        found = self._nodes[index].space.inside.interfaces()
+        found = self._node(index).space.inside.interfaces()
         return {_nic(rail): {"received": found[_nic(rail)].received, "sent": found[_nic(rail)].sent} for rail in RAILS}
 
 
