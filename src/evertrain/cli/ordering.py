@@ -88,7 +88,8 @@ async def _job(kube: Connection, name: str, namespace: str) -> Object:
 async def _address(kube: Connection) -> str:
     try:
         found = await kube.get(SERVICE, names.CLUSTERD_SERVICE, names.CLUSTERD_NAMESPACE)
-        return f"{found['spec']['clusterIP']}:{found['spec']['ports'][0]['port']}"
+        address = (found["metadata"].get("annotations") or {}).get(names.CLUSTERD_ADDRESS)
+        return address or f"{found['spec']['clusterIP']}:{found['spec']['ports'][0]['port']}"
     except (NotFound, KeyError, IndexError):
         raise CommandError("this cluster has no Service of ClusterD; --clusterd says where it serves") from None
 

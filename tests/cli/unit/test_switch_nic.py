@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from evertrain.acjob import names
 from evertrain.cli import main as cli
 from evertrain.cli import nics, ordering
 from evertrain.cli.running import UsageError
@@ -126,3 +127,18 @@ def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         arguments = argparse.Namespace(**vars(make_parser().parse_args(line.split()[2:])))
         assert nics.operations(arguments.node, arguments.dev, arguments.op, KNOWN)
     assert "exit code: 0" in text
+
+
+@pytest.mark.parametrize(
+    ("annotations", "address"),
+    [(None, "10.0.0.9:8899"), ({names.CLUSTERD_ADDRESS: "127.0.0.1:12345"}, "127.0.0.1:12345")],
+)
+async def test_where_clusterd_is_asked(annotations: dict[str, str] | None, address: str) -> None:
+    """The address of a Service may be nobody's outside of the pods' network, or a stranger's."""
+
+    class Kube:
+        async def get(self, *_: object) -> Any:
+            metadata = {"annotations": annotations} if annotations else {}
+            return {"metadata": metadata, "spec": {"clusterIP": "10.0.0.9", "ports": [{"port": 8899}]}}
+
+    assert await ordering._address(Kube()) == address  # type: ignore[arg-type]
