@@ -118,12 +118,13 @@ def _last_words(failure: Failure) -> list[str]:
 
 
 def table(suites: list[tuple[str, dict[str, Any] | None, int, float]]) -> list[str]:
-    """All suites: name, an Outcome's fields if it wrote them, exit code, seconds."""
+    """All suites: name, how its tests ended if that is known, exit code, seconds."""
     rows = [("suite", "result", "passed", "failed", "second looks", "minutes")]
     for name, known, code, seconds in suites:
         counts = ("", "", "")
         if known:
-            counts = (str(known["passed"]), str(len(known["failed"] + known["unseen"])), str(len(known["second"])))
+            failed = sum(len(known.get(kind, ())) for kind in ("failed", "unseen", "failures"))
+            counts = (str(known["passed"]), str(failed), str(len(known.get("second", ()))))
         rows.append((name, "passed" if code == 0 else f"FAILED ({code})", *counts, f"{seconds / 60:.1f}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

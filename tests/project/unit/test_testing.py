@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,8 +87,8 @@ def test_teardown(late): pass
 """
 
 
-def suite(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    """The runner itself, in a project of its own."""
+def begun(folder: Path, tests: str, suite: str = "test") -> subprocess.Popen[str]:
+    """The runner itself, in a project and a process group of its own."""
     (folder / "tools").symlink_to(ROOT / "tools")
     file = folder / "test_some.py"
     file.write_text(tests)
@@ -94,13 +96,19 @@ def suite(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
     code = (
         "import sys, tools.testing.__main__ as m, pathlib\n"
         f"m.ROOT = pathlib.Path({str(folder)!r}); m.RESULTS = m.ROOT / 'build'; m.ALONE = ('test_some.py',)\n"
-        "sys.argv = ['testing', 'test']; sys.exit(m.main())"
+        f"sys.argv = ['testing', {suite!r}]; sys.exit(m.main())"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=environment,
+        env=environment, start_new_session=True,
     )  # fmt: skip
+
+
+def suite(folder: Path, tests: str, name: str = "test") -> subprocess.CompletedProcess[str]:
+    with begun(folder, tests, name) as runner:
+        said, _ = runner.communicate()
+    return subprocess.CompletedProcess((), runner.returncode, said)
 
 
 def test_what_fails_only_at_first_is_green_and_named(tmp_path: Path) -> None:
@@ -128,3 +136,66 @@ def test_tests_that_cannot_be_loaded_are_red(tmp_path: Path) -> None:
     ended = suite(tmp_path, "import nothing_of_this_name")
     assert ended.returncode == 1, ended.stdout
     assert "nothing_of_this_name" in ended.stdout.rpartition("== test: ")[2]
+
+
+def test_a_run_without_a_test_is_red(tmp_path: Path) -> None:
+    ended = suite(tmp_path, "")
+    assert ended.returncode == 1 and "not a single test has passed or failed" in ended.stdout, ended.stdout
+
+
+LONG = """
+import pathlib, pytest, time
+HERE = pathlib.Path(__file__).parent
+def test_good(): pass
+@pytest.fixture
+def begun():
+    (HERE / "begun").touch()
+    yield
+    time.sleep(1)
+    (HERE / "cleaned-up").touch()
+def test_long(begun): time.sleep(100)
+def test_later(): pass
+"""
+
+
+@pytest.mark.parametrize("by", ["Ctrl-C", "SIGTERM"])
+def test_a_run_that_is_told_to_end_cleans_up_and_says_what_it_knows(tmp_path: Path, by: str) -> None:
+    with begun(tmp_path, LONG) as runner:
+        try:
+            while not (tmp_path / "begun").exists():
+                assert runner.poll() is None, runner.communicate()
+                time.sleep(0.02)
+            if by == "Ctrl-C":
+                os.killpg(runner.pid, signal.SIGINT)  # as a terminal does it
+            else:
+                runner.terminate()
+            said, _ = runner.communicate()
+        finally:
+            runner.kill()
+    assert runner.returncode == 130 and "Traceback" not in said, said
+    assert (tmp_path / "cleaned-up").exists()
+    assert "== test: FAILED. 1 passed" in said and said.endswith("   interrupted\n"), said
+
+
+SUITES = """
+lint: ; false
+test: ; echo '{"passed": 3, "failed": [{}], "unseen": [], "second": []}' > build/$@.json; false
+test-matrix: ; test "$$EVERTRAIN_TEST_RANDOM" = 1
+test-kubernetes fuzz: ; PY -m pytest test_some.py
+soak: ; false
+"""
+
+
+def test_all_suites_are_run_whatever_becomes_of_them_and_stand_in_a_table(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(SUITES.replace("PY", sys.executable))
+    ended = suite(tmp_path, TESTS.replace("FLAKY", "1").replace("BAD", "1"), "test-all")
+    assert ended.returncode == 1, ended.stdout
+    rows = [line.split("  ") for line in ended.stdout.rpartition("\nsuite ")[2].splitlines()[1:]]
+    assert [[cell.strip() for cell in row if cell][:-1] for row in rows] == [
+        ["lint", "FAILED (2)"],
+        ["test", "FAILED (2)", "3", "1", "0"],
+        ["test-matrix", "passed"],
+        ["test-kubernetes", "FAILED (2)", "1", "3", "0"],
+        ["fuzz", "FAILED (2)", "3", "1", "0"],
+        ["soak", "FAILED (2)"],
+    ], ended.stdout
