@@ -205,6 +205,11 @@ class Stream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
+    async def there(self) -> None:
+        """What is said from now on is heard."""
+        async with asyncio.timeout(PATIENCE):
+            await self._call.initial_metadata()
+
     async def next(self, seconds: float = PATIENCE) -> Any:
         """The next message; None if the stream has ended. Raises grpc.aio.AioRpcError."""
         async with asyncio.timeout(seconds):
@@ -232,11 +237,6 @@ class Signals(Stream):
         self._job = job
         self.transcript: list[Signal] = []
         self.keep_alives = 0
-
-    async def there(self) -> None:
-        """What is said from now on is heard."""
-        async with asyncio.timeout(PATIENCE):
-            await self._call.initial_metadata()
 
     async def next(self, seconds: float = PATIENCE) -> Signal | None:
         async with asyncio.timeout(seconds):
@@ -268,12 +268,22 @@ class Client:
     """One connection that speaks for one job."""
 
     def __init__(
-        self, address: str, job: str, *, role: str = "taskd", metadata: Iterable[tuple[str, str]] = ()
+        self,
+        address: str,
+        job: str,
+        *,
+        role: str = "taskd",
+        token: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self.job = job
         self.role = role
-        self._metadata = tuple(metadata)
-        self._channel = grpc.aio.insecure_channel(address)
+        self._metadata = (("x-job-token", token),) if token else ()
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address)
+        else:
+            named = [("grpc.ssl_target_name_override", "server")]
+            self._channel = grpc.aio.secure_channel(address, credentials, options=named)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -26,6 +26,7 @@ from tests.operator.cluster import Cluster, background, cluster, until
 
 PATIENCE = 120.0
 STATUS = "ProcessRecoverStatus"
+OPEN = Security(insecure=True)
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Running:
     def incidents(self, job: str) -> list[Incident]:
         return self.clusterd.timeline.incidents(job)
 
-    def client(self, job: str) -> Client:
-        made = Client(self.address, job)
+    def client(self, job: str, **options: Any) -> Client:
+        made = Client(self.address, job, **options)
         self.stack.push_async_callback(made.close)
         return made
 
@@ -283,10 +284,10 @@ class Training:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Running]:
+async def running(folder: Path, security: Security = OPEN) -> AsyncIterator[Running]:
     async with cluster(folder) as server:
         kube = server.client()
-        clusterd = ClusterD(kube, ["127.0.0.1:0"], Security(insecure=True), timeline=folder / "timeline.db")
+        clusterd = ClusterD(kube, ["127.0.0.1:0"], security, timeline=folder / "timeline.db")
         try:
             async with background(clusterd.run), contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(PATIENCE):

@@ -130,7 +130,7 @@ class MemoryHub:
         found = self.answering.get((job, about))
         return None if found is None else found.subscribe()
 
-    def jobs_of(self, name: str) -> Sequence[str]:
+    def jobs_of(self, name: str, member: str = "") -> Sequence[str]:
         return (name,) if name in self.jobs else self.services.get(name, ())
 
     def faults(self) -> Mapping[str, JobFaults]:
@@ -149,7 +149,7 @@ class MemoryHub:
     def summary_changes(self) -> Line[Any]:
         return self.summarised.subscribe()
 
-    def rank_tables(self, job: str) -> Line[str]:
+    def rank_tables(self, job: str, member: str = "") -> Line[str]:
         return self.tables.setdefault(job, Everyone(key=lambda table: "")).subscribe(["{}"])
 
     def public_fault_resources(self) -> frozenset[str]:

@@ -41,14 +41,14 @@ def environment(
     """The environment of that pod's `ascend` container: the user's, then ours. `leader` is the address and port of the
     leader's service, `clusterd` the address of ClusterD, `token` says that the job has one to show there."""
     own = ascend_container(job.template(kind)).get("env") or []
+    shown: Variables = {}
+    if token:
+        shown[names.TOKEN_VARIABLE] = {"secretKeyRef": {"name": job.token_secret_name, "key": names.TOKEN_KEY}}
     if job.is_inference_service:
-        return _merged(own, _service_variables(job, clusterd))
+        return _merged(own, _service_variables(job, clusterd) | shown)
     if job.framework == names.MINDSPORE and job.leader is None:
         return list(own)
-    variables = _common(job, kind, index, clusterd)
-    if token:
-        reference = {"name": job.token_secret_name, "key": names.TOKEN_KEY}
-        variables[names.TOKEN_VARIABLE] = {"secretKeyRef": reference}
+    variables = _common(job, kind, index, clusterd) | shown
     framework = _framework(job, kind, index, leader, _sizes(job, kind))
     if job.chips[1] == 0:
         written = {variable.get("name") for variable in own}

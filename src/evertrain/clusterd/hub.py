@@ -257,10 +257,17 @@ class Hub:
 
     # What services ask for: faults, jobs and the rest.
 
-    def jobs_of(self, name: str) -> Sequence[str]:
+    def jobs_of(self, name: str, member: str = "") -> Sequence[str]:
         if name in self._table.jobs:
             return [name]
-        return sorted(self._by_service.get(name, ())) if name else []
+        found = sorted(self._by_service.get(name, ())) if name else []
+        namespace = self._namespace(member)
+        return [uid for uid in found if not namespace or self._namespace(uid) == namespace]
+
+    def _namespace(self, job: str) -> str:
+        """Empty if there is no such job."""
+        found = self._table.jobs.get(job)
+        return "" if found is None else found.namespace
 
     def faults(self) -> Mapping[str, JobFaults]:
         return self._faults.now
@@ -274,8 +281,8 @@ class Hub:
     def summary_changes(self) -> Subscription[Summary]:
         return self._summaries.subscribe()
 
-    def rank_tables(self, job: str) -> Subscription[str]:
-        return self._rank_tables.subscribe(job)
+    def rank_tables(self, job: str, member: str = "") -> Subscription[str]:
+        return self._rank_tables.subscribe(job, self._namespace(member))
 
     def public_fault_resources(self) -> frozenset[str]:
         return self._faults.public_resources()

@@ -20,9 +20,10 @@ SERVICE = "service"
 class RankTables:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._lines: dict[str, set[Line[str]]] = {}
-        self._told: dict[str, str] = {}
-        """By service, of those that somebody listens to."""
+        self._lines: dict[str, dict[str, set[Line[str]]]] = {}
+        """By service, and by namespace where only one is meant."""
+        self._told: dict[tuple[str, str], str] = {}
+        """The same, of those that somebody listens to."""
         self._dirty: set[str] = set()
         self._complaints: dict[str, str] = {}
         """By service, the last one: nobody wants to read it again at each change."""
@@ -32,19 +33,20 @@ class RankTables:
         observer.jobs.listen(self._job)
         observer.pods.listen(self._pod)
 
-    def subscribe(self, service: str) -> Line[str]:
-        """The newest, at once if there is one."""
-        line: Line[str] = Line(key=lambda _: "", limit=None, left=lambda line: self._leave(service, line))
-        self._lines.setdefault(service, set()).add(line)
-        table = self.table(service) if service else None
+    def subscribe(self, service: str, namespace: str = "") -> Line[str]:
+        """The newest, at once if there is one; in that namespace, or in the only one that has it."""
+        line: Line[str] = Line(key=lambda _: "", limit=None, left=lambda line: self._leave(service, namespace, line))
+        self._lines.setdefault(service, {}).setdefault(namespace, set()).add(line)
+        table = self.table(service, namespace) if service else None
         if table is not None:
-            self._told[service] = table
+            self._told[service, namespace] = table
             line.put(table)
         return line
 
-    def table(self, service: str) -> str | None:
+    def table(self, service: str, namespace: str = "") -> str | None:
         observer = self._observer
         jobs = sorted(observer.jobs.select(SERVICE, service), key=lambda job: str(job["metadata"]["name"]))
+        jobs = [job for job in jobs if namespace in ("", job["metadata"].get("namespace"))]
         controllers = [job for job in jobs if _app(job) == globaltable.CONTROLLER]
         if not controllers:
             return None
@@ -73,12 +75,15 @@ class RankTables:
         self._complain(service, "; ".join(sorted(wrong)))
         return globaltable.assemble(pods(globaltable.COORDINATOR), pods(globaltable.CONTROLLER), tables)
 
-    def _leave(self, service: str, line: Line[str]) -> None:
-        lines = self._lines.get(service, set())
+    def _leave(self, service: str, namespace: str, line: Line[str]) -> None:
+        places = self._lines.get(service, {})
+        lines = places.get(namespace, set())
         lines.discard(line)
         if not lines:
+            places.pop(namespace, None)
+            self._told.pop((service, namespace), None)
+        if not places:
             self._lines.pop(service, None)
-            self._told.pop(service, None)
             self._complaints.pop(service, None)
 
     def _complain(self, service: str, wrong: str) -> None:
@@ -112,12 +117,13 @@ class RankTables:
     def _tell(self) -> None:
         dirty, self._dirty = self._dirty, set()
         for service in dirty & self._lines.keys():
-            table = self.table(service)
-            if table is None or self._told.get(service) == table:
-                continue
-            self._told[service] = table
-            for line in list(self._lines[service]):
-                line.put(table)
+            for namespace, lines in list(self._lines[service].items()):
+                table = self.table(service, namespace)
+                if table is None or self._told.get((service, namespace)) == table:
+                    continue
+                self._told[service, namespace] = table
+                for line in list(lines):
+                    line.put(table)
 
 
 def _service_of_job(item: Object) -> str | None:

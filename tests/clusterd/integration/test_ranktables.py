@@ -7,24 +7,38 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
+
 from evertrain.acjob.job import Job as AscendJob
+from evertrain.clusterd.services.access import Security
+from evertrain.clusterd.services.certificates import Certificates
+from evertrain.clusterd.services.tokens import Tokens
+from evertrain.kube import namespaces
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, Object
+from tests.certificates import Authority
 from tests.clusterd.client import Client, Stream
 from tests.clusterd.running import Running, running
 from tests.operator.acjobs import ascend_job, replica
+from tests.operator.cluster import until
 
 PATIENCE = 120.0
 SERVICE = "chat"
+TOKENS = Tokens([b"a secret that nobody may see"])
 
 
 async def leader(clusterd: Running, app: str, number: int, namespace: str = "default") -> Object:
     """A coordinator or controller: a job with one pod, that has no address yet."""
-    kube, name = clusterd.cluster.kube, f"{SERVICE}-{app.rpartition('-')[2]}"
+    job = await part(clusterd, app, namespace)
+    return await new_pod(clusterd, job, f"{job['metadata']['name']}-master-{number}")
+
+
+async def part(clusterd: Running, app: str, namespace: str = "default") -> Object:
+    """The job of one."""
     labels = {"framework": "pytorch", "jobID": SERVICE, "app": app}
-    made = ascend_job(name, specs={"Master": replica(chips=0)}, labels=labels)
+    made = ascend_job(f"{SERVICE}-{app.rpartition('-')[2]}", specs={"Master": replica(chips=0)}, labels=labels)
     made["metadata"]["namespace"] = namespace
-    job = await kube.create(ASCEND_JOB, made)
-    return await new_pod(clusterd, job, f"{name}-master-{number}")
+    return await clusterd.cluster.kube.create(ASCEND_JOB, made)
 
 
 async def new_pod(clusterd: Running, job: Object, name: str) -> Object:
@@ -51,17 +65,17 @@ def table(number: int) -> str:
     return json.dumps({"status": "completed", "server_list": [server], "server_count": "1", "version": "1.0"})
 
 
-async def server(clusterd: Running, number: int, content: str) -> None:
+async def server(clusterd: Running, number: int, content: str, namespace: str = "default") -> None:
     metadata = {
         "name": f"rings-config-{SERVICE}-server-{number}",
-        "namespace": "default",
+        "namespace": namespace,
         "labels": {"jobID": SERVICE, "mx-consumer-cim": "true", "grt-group/deploy-server": "1"},
     }
     await clusterd.cluster.kube.create(CONFIG_MAP, {"metadata": metadata, "data": {"hccl.json": content}})
 
 
-async def listen(clusterd: Running, role: str = "controller", job: str = SERVICE) -> Stream:
-    client: Client = clusterd.client(job)
+async def listen(clusterd: Running, role: str = "controller", job: str = SERVICE, **options: Any) -> Stream:
+    client: Client = clusterd.client(job, **options)
     status = await client.call("Config/Register", jobId=job, role=role)
     assert status.code == 0
     return client.stream("Config/SubscribeRankTable", jobId=job, role=role)
@@ -122,3 +136,65 @@ async def test_nobody_hears_of_another_service(tmp_path: Path) -> None:
         assert not reading.done()
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+
+
+# Who may hear it.
+
+
+def certified(tmp_path: Path) -> tuple[Certificates, grpc.ChannelCredentials]:
+    """Of ClusterD, and of a pod."""
+    authority = Authority(tmp_path)
+    ours, theirs = authority.issue("server"), authority.issue("client")
+    files = [Path(each).read_bytes() for each in (theirs.ca, theirs.key, theirs.cert)]
+    return Certificates(Path(ours.ca), Path(ours.cert), Path(ours.key)), grpc.ssl_channel_credentials(*files)
+
+
+@pytest.mark.parametrize("by", ["plain text", "tokens", "certificates", "certificates and tokens"])
+async def test_a_part_hears_of_its_service_however_clusterd_is_secured(tmp_path: Path, by: str) -> None:
+    """As a part calls: by the service's name, which is its MINDX_TASK_ID, with what its own job has to show."""
+    ours, theirs = certified(tmp_path) if "certificates" in by else (None, None)
+    tokens = TOKENS if "tokens" in by else None
+    async with running(tmp_path, Security(ours, tokens, insecure=by == "plain text")) as clusterd:
+        uids = {}
+        for number, app in enumerate(("mindie-ms-coordinator", "mindie-ms-controller"), 1):
+            pod = await leader(clusterd, app, 0)
+            await address(clusterd, pod, number)
+            uids[app] = pod["metadata"]["ownerReferences"][0]["uid"]
+        await server(clusterd, 0, table(0))
+        await until(lambda: knows(clusterd, *uids.values()), PATIENCE)
+        expected = [["10.0.0.1"], ["10.0.0.2"], ["10.0.1.0"]]
+        for role, uid in zip(("coordinator", "controller"), uids.values(), strict=True):
+            token = TOKENS.job(uid) if tokens else ""
+            assert await servers(await listen(clusterd, role, token=token, credentials=theirs)) == expected
+        # Faults are asked for by that name, too.
+        client = clusterd.client(SERVICE, token=token, credentials=theirs)
+        assert (await client.call("Fault/Register", jobId=SERVICE, role="controller")).code == 200
+        for refused in ("", TOKENS.job("of another service")) if tokens else ():
+            stranger = clusterd.client(SERVICE, token=refused, credentials=theirs)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stranger.call("Config/Register", jobId=SERVICE, role="controller")
+            assert error.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            stream = stranger.stream("Config/SubscribeRankTable", jobId=SERVICE, role="controller")
+            assert (await stream.error())[0] == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def knows(clusterd: Running, *jobs: str) -> bool:
+    return all(clusterd.clusterd.hub.job(uid) is not None for uid in jobs)
+
+
+async def test_services_of_the_same_name_in_two_namespaces_hear_nothing_of_each_other(tmp_path: Path) -> None:
+    async with running(tmp_path, Security(tokens=TOKENS)) as clusterd:
+        streams = {}
+        for number, namespace in enumerate(("default", "other")):
+            await namespaces.make(clusterd.cluster.kube, namespace)
+            for place, app in enumerate(("mindie-ms-coordinator", "mindie-ms-controller"), 1):
+                pod = await leader(clusterd, app, 0, namespace)
+                await address(clusterd, pod, 10 * number + place)
+            uid = pod["metadata"]["ownerReferences"][0]["uid"]
+            await until(lambda uid=uid: knows(clusterd, uid), PATIENCE)
+            streams[namespace] = await listen(clusterd, token=TOKENS.job(uid))
+            await streams[namespace].there()
+        await server(clusterd, 0, table(0))
+        await server(clusterd, 1, table(1), "other")
+        assert await servers(streams["default"]) == [["10.0.0.1"], ["10.0.0.2"], ["10.0.1.0"]]
+        assert await servers(streams["other"]) == [["10.0.0.11"], ["10.0.0.12"], ["10.0.1.1"]]

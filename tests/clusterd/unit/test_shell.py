@@ -78,3 +78,17 @@ async def test_services_of_jobs_that_are_gone_or_others_now_are_forgotten():
     kube.remove(ASCEND_JOB, "train")
     await look()
     assert hub.jobs_of("b") == [] and not hub._by_service
+
+
+async def test_a_job_of_a_service_is_told_of_those_in_its_namespace():
+    kube = FakeKube()
+    hub = ClusterD(kube, [], Security(insecure=True)).hub
+    hub.observer.listen(hub._job_changed)
+    uids = []
+    for namespace in ("here", "there"):
+        metadata = {"name": "chat", "namespace": namespace, "labels": {"jobID": "a"}}
+        uids.append((await kube.create(ASCEND_JOB, {"metadata": metadata}))["metadata"]["uid"])
+    await hub.observer.jobs.refresh()
+    hub._look()
+    assert hub.jobs_of("a") == sorted(uids)
+    assert [hub.jobs_of("a", uid) for uid in uids] == [[uid] for uid in uids]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from evertrain.acjob.environment import environment
 from evertrain.acjob.job import Job
 from evertrain.acjob.podgroup import pod_group, resized
 from evertrain.acjob.pods import Surroundings, new_pod, template_warnings
@@ -196,6 +197,14 @@ def test_a_part_of_a_service_gets_only_its_own() -> None:
         "MINDX_SERVER_IP": "10.96.0.20",
         "MINDX_SERVER_DOMAIN": "clusterd-grpc-svc.mindx-dl.svc.cluster.local",
     }
+
+
+def test_a_part_of_a_service_gets_the_token_of_its_job() -> None:
+    for labels in ({"jobID": "mindie", "app": "mindie-ms-server"}, {}):
+        job = Job(stored(ascend_job("s", labels=labels)))
+        made = environment(job, "Master", 0, ("10.96.0.10", "2222"), "10.96.0.20", token=True)
+        (shown,) = [each for each in made if each["name"] == "EVERTRAIN_TOKEN"]
+        assert shown["valueFrom"]["secretKeyRef"] == {"name": job.token_secret_name, "key": "token"}
 
 
 def test_soft_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,17 +33,25 @@ class Security:
                 " job. Give one of them, or say that it shall be insecure"
             )
 
-    async def admit(self, context: Any, job: str = "") -> None:
-        """Go on, if the caller may speak for this job; without one, for the platform."""
+    async def admit(self, context: Any, job: str = "", members: Iterable[str] = ()) -> str:
+        """Go on, if the caller may speak for this job; without one, for the platform.
+
+        What is meant by `job` may be a service of several jobs: each of these `members` may speak for it. Which one it
+        is, if it is one.
+        """
         if self.tokens is None:
-            return
+            return ""
         token = next((str(value) for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
         if job and job != WHOLE_CLUSTER:
             if self.tokens.is_of_job(token, job) or self.tokens.is_of_platform(token):
-                return
+                return ""
+            for member in members:
+                if self.tokens.is_of_job(token, member):
+                    return member
             what = "the token of the job is missing or wrong"
         else:
             if self.tokens.is_of_platform(token):
-                return
+                return ""
             what = "this takes the token of the platform"
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, what)
+        return ""

@@ -34,30 +34,31 @@ _CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 class Fault:
     def __init__(self, hub: FaultPort, security: Security) -> None:
         self._hub, self._security = hub, security
-        self._registry: Registry[tuple[str, str]] = Registry(MOST_JOBS)
+        self._registry: Registry[tuple[str, str, str]] = Registry(MOST_JOBS)
+        """By job or service, role, and the job of that service whose token was shown, if it was one."""
         self._queries = Bucket(QUERIES, QUERIES)
 
     async def Register(self, request: wire.ClientInfo, context: Any) -> wire.Status:
         job = request.jobId or WHOLE_CLUSTER
-        await self._security.admit(context, job)
+        member = await self._security.admit(context, job, self._hub.jobs_of(job))
         if not request.role:
             await fail(context, "request is nil or role is empty")
         if job != WHOLE_CLUSTER and not self._hub.jobs_of(job):
             return wire.Status(code=Code.NO_JOB, info=no_job(job).info)
-        if not self._registry.register((job, request.role)):
+        if not self._registry.register((job, request.role, member)):
             return wire.Status(code=Code.TOO_MANY, info=too_many(job).info)
         return wire.Status(code=Code.SUCCESS, info="register success")
 
     async def SubscribeFaultMsgSignal(self, request: wire.ClientInfo, context: Any) -> None:
         job = request.jobId or WHOLE_CLUSTER
-        await self._security.admit(context, job)
-        key = (job, request.role)
+        member = await self._security.admit(context, job, self._hub.jobs_of(job))
+        key = (job, request.role, member)
         if key not in self._registry:
             return await fail(context, f"jobId={job}, role={request.role} not registed")
         alone = tuple(self._hub.jobs_of(job)) == (job,)
         changes = self._hub.fault_changes((job,) if alone else None)
         self._registry.enter(key, changes)
-        teller = _All() if job == WHOLE_CLUSTER else _One(job, self._hub)
+        teller = _All() if job == WHOLE_CLUSTER else _One(job, member, self._hub)
         try:
             await pour(context, changes, teller.tell)
         finally:
@@ -65,7 +66,7 @@ class Fault:
 
     async def GetFaultMsgSignal(self, request: wire.ClientInfo, context: Any) -> wire.FaultQueryResult:
         job = request.jobId
-        await self._security.admit(context, job)
+        member = await self._security.admit(context, job, self._hub.jobs_of(job))
         wait = self._queries.reserve(time.monotonic(), LONGEST_WAIT)
         if wait is None:
             return wire.FaultQueryResult(code=Code.LIMITED, info="rate limited, there are too many requests")
@@ -74,7 +75,7 @@ class Fault:
             info = f"jobId is invalid: it needs {_SHORTEST_ID} to {_LONGEST_ID} characters, none of them Chinese"
             return wire.FaultQueryResult(code=Code.BAD_REQUEST, info=info)
         faults = self._hub.faults()
-        jobs = faults if not job else self._hub.jobs_of(job)
+        jobs = faults if not job else self._hub.jobs_of(job, member)
         devices = _devices(faults[each] for each in jobs if each in faults)
         if job and not devices:
             return wire.FaultQueryResult(code=Code.SUCCESS, info=f"job {job} has no fault")
@@ -108,13 +109,13 @@ class _All:
 class _One(_All):
     """Of a job, or of the jobs that are the instances of a service: in one message, with the id that was asked for."""
 
-    def __init__(self, name: str, hub: FaultPort) -> None:
+    def __init__(self, name: str, member: str, hub: FaultPort) -> None:
         super().__init__()
-        self._name, self._hub = name, hub
+        self._name, self._member, self._hub = name, member, hub
         self._faults: dict[str, JobFaults] = {}
 
     def tell(self, faults: JobFaults) -> wire.FaultMsgSignal | None:
-        if faults.job not in self._faults and faults.job not in self._hub.jobs_of(self._name):
+        if faults.job not in self._faults and faults.job not in self._hub.jobs_of(self._name, self._member):
             return None
         self._faults[faults.job] = faults
         return self._changed(self._name, _devices(self._faults.values()))

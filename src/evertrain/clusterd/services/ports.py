@@ -101,8 +101,9 @@ class RecoverPort(Protocol):
 
 
 class FaultPort(Protocol):
-    def jobs_of(self, name: str) -> Sequence[str]:
-        """The uids of the jobs that are meant by it: the one with this uid, or those with the label `jobID`."""
+    def jobs_of(self, name: str, member: str = "") -> Sequence[str]:
+        """The uids of the jobs that are meant by it: the one with this uid, or those with the label `jobID`; with one
+        of these, those in its namespace."""
 
     def faults(self) -> Mapping[str, JobFaults]:
         """Of all jobs, by uid, as they are now. One that is healthy may be missing."""
@@ -133,8 +134,12 @@ class JobPort(Protocol):
 
 
 class ConfigPort(Protocol):
-    def rank_tables(self, job: str) -> Subscription[str]:
-        """The global rank table (JSON) of a MindIE job, at once if there is one, and whenever it changes."""
+    def jobs_of(self, name: str, member: str = "") -> Sequence[str]:
+        """As in FaultPort."""
+
+    def rank_tables(self, job: str, member: str = "") -> Subscription[str]:
+        """The global rank table (JSON) of a MindIE service, at once if there is one, and whenever it changes. With a
+        job of it: of the service of that name in its namespace."""
 
 
 class PublicFaultPort(Protocol):
