@@ -176,13 +176,13 @@ class Reached:
 class Up(Reached):
     """`evertrain up` in the foreground."""
 
-    def __init__(self, folder: Path, *options: str, through: Sequence[str] = ()) -> None:
-        """`through`: the command that starts it."""
+    def __init__(self, folder: Path, *options: str, program: Sequence[str] = ()) -> None:
+        """`program`: instead of `evertrain`, as which it is started."""
         super().__init__(folder)
         self.data = folder / "data"
         self._news = threading.Condition()
         self.process = subprocess.Popen(
-            [*through, *evertrain("up", *options)],
+            [*(program or evertrain()), "up", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

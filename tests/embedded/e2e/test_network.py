@@ -6,11 +6,14 @@ import concurrent.futures
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.embedded.networks import needs_networks
+from tests.embedded.ordinary import User, oneself, ordinary
 from tests.embedded.up import Up, evertrain, example_job, needs_kubectl, small_job
 
 pytestmark = needs_kubectl
@@ -40,9 +43,17 @@ else:
 """
 
 
-@pytest.fixture
-def meeting(tmp_path: Path) -> Path:
-    script = tmp_path / "meet.py"
+@pytest.fixture(params=["oneself", "an ordinary user"])
+def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
+    if request.param == "oneself":
+        yield oneself(tmp_path)
+        return
+    with ordinary() as found:
+        yield found
+
+
+def meeting(folder: Path) -> Path:
+    script = folder / "meet.py"
     script.write_text(MEET)
     return script
 
@@ -57,23 +68,26 @@ def met(up: Up, name: str) -> None:
     assert up.kubectl("logs", f"{name}-worker-0").stdout == f"heard {name} with ['eth0', 'eth1', 'lo']\n"
 
 
-def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(tmp_path: Path, meeting: Path) -> None:
+@needs_networks
+def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(user: User) -> None:
     ups = []
+    script = meeting(user.folder)
     try:
         for number in (0, 1):
-            folder = tmp_path / f"cluster-{number}"
+            folder = user.folder / f"cluster-{number}"
             folder.mkdir()
-            ups.append(Up(folder, "--clusterd-addr", "127.0.0.1:0"))
+            user.owns(folder)
+            ups.append(Up(folder, "--clusterd-addr", "127.0.0.1:0", program=user.program))
         for up in ups:
             for name in ("one", "two"):
-                start(up, meeting, name)
+                start(up, script, name)
         for up in ups:
             for name in ("one", "two"):
                 up.kubectl("wait", "--for=condition=Ready", "pod", f"{name}-master-0", "--timeout=200s")
                 up.kubectl(
                     "wait", "--for=jsonpath={.status.phase}=Succeeded", "pod", f"{name}-worker-0", "--timeout=200s"
                 )
-        meeting.with_name("go").touch()
+        script.with_name("go").touch()
         for up in ups:
             for name in ("one", "two"):
                 met(up, name)
@@ -118,13 +132,13 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_the_other(
-    tmp_path: Path, meeting: Path
+    tmp_path: Path,
 ) -> None:
-    up = Up(tmp_path, "--clusterd-addr", "127.0.0.1:0", through=(sys.executable, "-c", REFUSED))
+    up = Up(tmp_path, "--clusterd-addr", "127.0.0.1:0", program=(sys.executable, "-c", REFUSED, *evertrain()))
     try:
         said = up.wait_for_line("Pods share the network of this machine", 60)
         assert "one after the other; for networks of their own run the cluster as root" in said.string
-        job = small_job("first", f"until [ -e {meeting.parent / 'first'} ]; do sleep 0.05; done")
+        job = small_job("first", f"until [ -e {tmp_path / 'first'} ]; do sleep 0.05; done")
         up.kubectl("apply", "-f", "-", stdin=job)
         up.kubectl("wait", "--for=condition=Running", "acjob/first", "--timeout=200s")
         up.kubectl("apply", "-f", "-", stdin=small_job("second", "true"))
@@ -136,7 +150,7 @@ def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_th
         up.until(refused, "pods", "-l", "job-name=second")
         events = up.kubectl("get", "events", "--field-selector=reason=FailedScheduling").stdout
         assert "start the cluster with --own-network" in events
-        (meeting.parent / "first").touch()
+        (tmp_path / "first").touch()
         for name in ("first", "second"):
             up.kubectl("wait", "--for=condition=Succeeded", f"acjob/{name}", "--timeout=200s")
     finally:
@@ -151,11 +165,13 @@ def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_th
 
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-def test_ten_copies_of_the_sample_at_once(tmp_path: Path) -> None:
-    up = Up(tmp_path, "--nodes", "4", "--clusterd-addr", "127.0.0.1:0", "--npus", "16",
-            "--node-label", "example-key=example-value")  # fmt: skip
+@needs_networks
+def test_ten_copies_of_the_sample_at_once(user: User) -> None:
+    file = example_job(user.folder, PORT)
+    user.owns(user.folder)
+    up = Up(user.folder, "--nodes", "4", "--clusterd-addr", "127.0.0.1:0", "--npus", "16",
+            "--node-label", "example-key=example-value", program=user.program)  # fmt: skip
     try:
-        file = example_job(tmp_path, PORT)
         names = [f"sample-{number}" for number in range(10)]
         for name in names:
             up.kubectl("apply", "-f", "-", stdin=file.read_text().replace("default-test-pytorch", name))
