@@ -24,6 +24,11 @@ import os, sys
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 os.execv(sys.argv[1], sys.argv[1:])
 """
+NETWORK = """
+from evertrain.embedded import kernel
+kernel.become_own_user_namespace()
+kernel.unshare(kernel.CLONE_NEWNET)
+"""
 
 
 @dataclass(frozen=True)
@@ -65,15 +70,29 @@ def ordinary() -> Iterator[User]:
 def _python(folder: Path) -> str:
     """One that they may run, in a virtual environment with all that ours has."""
     name = f"python3.{sys.version_info.minor}"
-    for base in (os.path.realpath(sys.executable), f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
-        if _runs(base, "-m", "venv", "--without-pip", str(folder / "venv")):
-            place = folder / "venv" / "lib" / name / "site-packages" / "ours.pth"
-            ours = Path(yaml.__file__).parents[1]  # where everything is that is installed
-            place.write_text(f"{ROOT / 'src'}\nimport site; site.addsitedir({str(ours)!r})\n")
-            made = str(folder / "venv" / "bin" / "python")
-            if _runs(made, "-c", "import evertrain.embedded.cluster"):
-                return made
-    pytest.skip(f"there is no {name} with our packages that an ordinary user may run")
+    base = interpreter_for(NOBODY, os.path.realpath(sys.executable), shutil.which(name, path=os.defpath))
+    if not base or not _runs(base, "-m", "venv", "--without-pip", str(folder / "venv")):
+        pytest.skip(f"there is no {name} that an ordinary user may run")
+    ours = Path(yaml.__file__).parents[1]  # where everything is that is installed
+    (folder / "venv" / "lib" / name / "site-packages" / "ours.pth").write_text(
+        f"{ROOT / 'src'}\nimport site; site.addsitedir({str(ours)!r})\n"
+    )
+    made = str(folder / "venv" / "bin" / "python")
+    if not _runs(made, "-c", "import evertrain.embedded.cluster"):
+        pytest.skip("an ordinary user may not read our packages")
+    if not _runs(made, "-c", NETWORK):
+        pytest.skip("an ordinary user may not have namespaces for networks")
+    return made
+
+
+def interpreter_for(user: int, *candidates: str | None) -> str:
+    """The first of these that the user may run; empty if it is none."""
+    for candidate in filter(None, candidates):
+        with contextlib.suppress(OSError):
+            command = [candidate, "-I", "-S", "-c", "import array, json"]
+            if subprocess.run(command, user=user, stderr=subprocess.DEVNULL).returncode == 0:
+                return candidate
+    return ""
 
 
 def _runs(*command: str) -> bool:

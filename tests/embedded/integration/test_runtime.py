@@ -23,8 +23,8 @@ import pytest
 from evertrain.embedded import sideprocess
 from evertrain.embedded.node.engine import RUNTIME, Engine
 from evertrain.embedded.sideprocess import Lost
-
-NOBODY = 65534
+from tests.embedded.networks import needs_networks
+from tests.embedded.ordinary import NOBODY, interpreter_for
 
 
 def with_word(word: str) -> list[int]:
@@ -70,23 +70,13 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def interpreter_for(user: int) -> str:
-    for candidate in (sys.executable, shutil.which("python3", path=os.defpath) or ""):
-        try:
-            done = subprocess.run([candidate, "-I", "-S", "-c", "import array, json"], user=user, check=False)
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return candidate
-    raise AssertionError("no Python that another user may run")
-
-
 class OrdinaryUser:
     """Runs our side processes as somebody who is not root, from a copy that they may read."""
 
     def __init__(self, folder: Path) -> None:
         self.number = NOBODY if os.geteuid() == 0 else os.geteuid()
-        self._python = interpreter_for(self.number)
+        self._python = interpreter_for(self.number, sys.executable, shutil.which("python3", path=os.defpath))
+        assert self._python, "no Python that another user may run"
         self._source = folder / "src"
         for part in ("node", "network"):
             shutil.copytree(sideprocess.ROOT / "evertrain/embedded" / part, self._source / "evertrain/embedded" / part)
@@ -118,6 +108,7 @@ def ask(process: socket.socket, message: dict[str, Any], *descriptors: int) -> t
     return json.loads(data), received
 
 
+@needs_networks
 def test_an_ordinary_user_has_volumes_and_process_ids_and_a_network(open_folder: Path) -> None:
     """In a user namespace, in which they stay who they are."""
     user = OrdinaryUser(open_folder)
