@@ -2,11 +2,13 @@
 
     python -m bench.clusterd [--quick] [--jobs N] [--rate N] [--seconds S] [--nodes N] [--json FILE]
 
-A real ClusterD, a real API server that holds the jobs, their PodGroups and pods as objects, and this process with a
-client for each job, all of them processes of their own that talk gRPC and HTTPS. Then faults at a steady rate: of five,
-two are memory errors that the training reports (the step is run again), two are processes that ended (they start again
-in place), one is a chip's fault in its node's ConfigMap, which the node takes back once the training has stopped. Each
-has to end in a finished recovery: for the client, in the timeline, and in what ClusterD keeps in the cluster.
+A real ClusterD that leads by its Lease, a real API server that holds the jobs, their PodGroups and pods as objects, and
+this process with a client for each job, all of them processes of their own that talk gRPC and HTTPS. Then faults at a
+steady rate: of ten, four are memory errors that the training reports (the step is run again), three are processes that
+ended (they start again in place), one are processes of two pods (both pods are replaced, by an operator and nodes on
+paper), two are chips' faults in their nodes' ConfigMaps, which the nodes take back once the training has stopped. Each
+has to end in a finished recovery: for the client, in the timeline, and in what ClusterD keeps in the cluster. The Lease
+has to be renewed all the time.
 
 How long it takes to decide is measured by the client, from just before it sends its report until it has the strategy:
 the client's own answers to the signals between them, and all writes to the API server that ClusterD waits for, are part
@@ -34,12 +36,14 @@ from pathlib import Path
 
 import psutil
 
-from bench.clusterd_jobs import CHIP, REPORT, Crowd, Fault, Job
+from bench.clusterd_jobs import CHIP, PODS, REPORT, Crowd, Fault, Job, Pods
 from bench.clusterd_merge import Merged, merge
 from bench.clusterd_world import CHIPS, RANKS, devices, node_of
+from bench.clusterd_world import PODS as PODS_OF_JOB
 from bench.jobs import ROOT, Stuck, environment
 from bench.report import Row, percentile, show
 from bench.scale import raise_descriptor_limit
+from evertrain.clusterd.__main__ import LEASE_SECONDS
 from evertrain.clusterd.keep import SELECTOR, TEXT, decode
 from evertrain.clusterd.model import MEMORY, OTHER
 from evertrain.clusterd.recover.names import INIT
@@ -93,6 +97,8 @@ class Figures:
     """From the first fault to the end of the last recovery, for its client."""
     settled: float = 0.0
     """From then on, until nothing was left to be written."""
+    unled: float = 0.0
+    """The longest time without a renewal of the Lease."""
     merged: Merged | None = None
 
 
@@ -135,11 +141,12 @@ async def world(folder: Path, jobs: int) -> AsyncIterator[tuple[asyncio.subproce
         await process.wait()
 
 
-async def requests(process: asyncio.subprocess.Process) -> dict[str, int]:
+async def requests(process: asyncio.subprocess.Process) -> tuple[dict[str, int], float]:
+    """Since the last time; and the longest time in which nobody led."""
     assert process.stdin and process.stdout
     process.stdin.write(b"\n")
-    found: dict[str, int] = json.loads(await process.stdout.readline())
-    return found
+    found = json.loads(await process.stdout.readline())
+    return found["counts"], found["unled"]
 
 
 @contextlib.asynccontextmanager
@@ -148,7 +155,7 @@ async def clusterd(folder: Path, kubeconfig: str) -> AsyncIterator[tuple[asyncio
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "evertrain.clusterd", "--kubeconfig", kubeconfig, "--listen", "127.0.0.1:0",
-            "--insecure", "--timeline", str(folder / "timeline.db"), "--logLevel", "1",
+            "--insecure", "--leader-elect", "--timeline", str(folder / "timeline.db"), "--logLevel", "2",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, env=environment(), cwd=ROOT,
         )  # fmt: skip
     assert process.stdout
@@ -188,7 +195,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
                     figures.registered = time.monotonic() - began
                     figures.memory["registered"] = parts[0].process.memory_info().rss / 2**20
                     await _settled_down(kube, options.jobs)
-                    await _storm(crowd, kube, server, parts, options, figures)
+                    async with watched(kube) as pods:
+                        await _storm(crowd, pods, kube, server, parts, options, figures)
                     figures.surplus = crowd.surplus
                 finally:
                     await crowd.close()
@@ -196,6 +204,19 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
             await kube.close()
     _read_timeline(folder / "timeline.db", figures)
     return figures
+
+
+@contextlib.asynccontextmanager
+async def watched(kube: Client) -> AsyncIterator[Pods]:
+    pods = Pods(kube)
+    watching = asyncio.create_task(pods.cache.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await pods.cache.synced.wait()
+        yield pods
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def _settled_down(kube: Client, jobs: int) -> None:
@@ -207,6 +228,7 @@ async def _settled_down(kube: Client, jobs: int) -> None:
 
 async def _storm(
     crowd: Crowd,
+    pods: Pods,
     kube: Client,
     server: asyncio.subprocess.Process,
     parts: list[Process],
@@ -223,7 +245,7 @@ async def _storm(
     for number in range(options.rate * options.seconds):
         await asyncio.sleep(max(0.0, began + number / options.rate - time.monotonic()))
         job = crowd.jobs[number % len(crowd.jobs)]
-        task = asyncio.create_task(_one(job, number, nodes, waiting[job.number], figures))
+        task = asyncio.create_task(_one(job, number, nodes, pods, waiting[job.number], figures))
         running.add(task)
         task.add_done_callback(running.discard)
     if running:
@@ -243,30 +265,31 @@ async def _storm(
     ended = time.monotonic()
     figures.kept = await _settled(kube)
     figures.settled = time.monotonic() - ended
-    figures.requests = await requests(server)
+    figures.requests, figures.unled = await requests(server)
     figures.requests.pop(f"patch {DEVICE_PREFIX.rstrip('-')}", None)  # those are our own
 
 
-async def _one(job: Job, number: int, nodes: Nodes, turn: asyncio.Lock, figures: Figures) -> None:
+async def _one(job: Job, number: int, nodes: Nodes, pods: Pods, turn: asyncio.Lock, figures: Figures) -> None:
     """One fault, up to the end of its recovery."""
     figures.late += turn.locked()
     async with turn:
         rank = number * 3 % RANKS
         if number % 5 == 4:
             node, first = node_of(job.number, rank // CHIPS)
-            fault = job.expect(CHIP, rank, OTHER)
+            fault = job.expect(CHIP)
             figures.faults.append(fault)
             await nodes.set(node, first + rank % CHIPS, True)
             await job.stopped.wait()
             await nodes.set(node, first + rank % CHIPS, False)
         else:
-            job.stopped.clear()
-            sending = asyncio.create_task(job.report(rank, MEMORY if number % 2 else OTHER))
-            await asyncio.sleep(0)
-            assert job.fault is not None
-            fault = job.fault
+            gone = [number // 10 % (PODS_OF_JOB - 1) + 1, (number // 10 + 1) % (PODS_OF_JOB - 1) + 1]
+            fault = job.expect(PODS if number % 10 == 8 else REPORT)
             figures.faults.append(fault)
-            await sending
+            if fault.kind == PODS:  # not the first, where the client would be
+                fault.replaced = pods.replaced(job.uid, *gone)
+                await job.report({pod * CHIPS: OTHER for pod in gone})
+            else:
+                await job.report({rank: MEMORY if number % 2 else OTHER})
         await fault.done.wait()
 
 
@@ -302,6 +325,8 @@ def rows(figures: Figures, options: argparse.Namespace) -> list[Row]:
     finished = [fault for fault in figures.faults if fault.done.is_set()]
     lost = max(sent - len(finished), sent - figures.incidents, figures.unfinished) + len(figures.kept)
     wrong = [*figures.surplus, *figures.others, *figures.kept]
+    replaced = [fault.decided - fault.sent for fault in finished if fault.kind == PODS]
+    whole = [fault.finished - fault.sent for fault in finished if fault.kind == PODS]
     reported = [fault.decided - fault.sent for fault in finished if fault.kind == REPORT]
     chips = [fault.stopped - fault.sent for fault in finished if fault.kind == CHIP]
     ended = [fault.decided - fault.sent for fault in finished if fault.kind == CHIP]
@@ -317,8 +342,11 @@ def rows(figures: Figures, options: argparse.Namespace) -> list[Row]:
             failure=f"{len(wrong)} things that should not be: {'; '.join(wrong[:5])}" if wrong else "",
         ),
         Row("report -> strategy", reported, "s", DECISION_BUDGET, "p99", notes=_p99(reported)),
+        Row("report of two pods -> strategy", replaced, notes=_p99(replaced)),
+        Row("report of two pods -> both are replaced", whole, notes=_p99(whole)),
         Row("chip's fault published -> stop", chips, notes=_p99(chips)),
         Row("chip's fault published, mended -> strategy", ended, notes=_p99(ended)),
+        Row("longest time between renewals of the Lease", [figures.unled], "s", LEASE_SECONDS, "max"),
         Row("faults that waited for their job", [float(figures.late)], ""),
         Row(
             "all faults and recoveries", [figures.seconds],

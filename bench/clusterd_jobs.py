@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,27 +14,31 @@ import grpc
 from bench.jobs import Stuck
 from evertrain.clusterd.model import MEMORY
 from evertrain.clusterd.services.recover import SERVICE
+from evertrain.kube.cache import Cache
+from evertrain.kube.port import POD, Kube, Object
 from evertrain.wire import recover_pb2 as wire
 from evertrain.wire import service
 
 CHANNELS = 250
 """The server takes 512 connections from one address, each of them with 64 streams."""
 ANSWER_SECONDS = 60.0
-REPORT, CHIP = "report", "chip"
-"""How a fault becomes known: the training says so, or its node."""
+REPORT, CHIP, PODS = "report", "chip", "pods"
+"""How a fault becomes known: the training says so, or its node; or it says so of two pods, which are replaced then."""
 EXPECTED = {"retry", "recover"}
 
 
 @dataclass(eq=False)
 class Fault:
     kind: str
-    rank: int
-    type: str
     sent: float
+    replaced: Callable[[], Awaitable[None]] | None = None
+    """Until the pods that have to go are others."""
     stopped: float = 0.0
     """When the order to stop came."""
     decided: float = 0.0
     """When the strategy came."""
+    finished: float = 0.0
+    """When the result was reported."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """The result was reported, and ClusterD has acknowledged it."""
     strategy: str = ""
@@ -64,16 +69,15 @@ class Job:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
 
-    def expect(self, kind: str, rank: int, type_: str) -> Fault:
+    def expect(self, kind: str) -> Fault:
         self.stopped.clear()
-        self.fault = Fault(kind, rank, type_, time.monotonic())
+        self.fault = Fault(kind, time.monotonic())
         return self.fault
 
-    async def report(self, rank: int, type_: str) -> Fault:
-        fault = self.expect(REPORT, rank, type_)
-        ranks = [wire.FaultRank(rankId=str(rank), faultType=type_)]
-        await self._say("ReportProcessFault", wire.ProcessFaultRequest(jobId=self.uid, faultRanks=ranks))
-        return fault
+    async def report(self, ranks: Mapping[int, str]) -> None:
+        """By rank: the type."""
+        faults = [wire.FaultRank(rankId=str(rank), faultType=kind) for rank, kind in ranks.items()]
+        await self._say("ReportProcessFault", wire.ProcessFaultRequest(jobId=self.uid, faultRanks=faults))
 
     async def _read(self, stream: Any) -> None:
         try:
@@ -103,9 +107,12 @@ class Job:
                 self.surplus.append(f"strategy {signal.changeStrategy}")
             if fault is not None:
                 fault.decided, fault.strategy = time.monotonic(), signal.changeStrategy
+                if fault.replaced is not None:
+                    await fault.replaced()
             message = wire.RecoverStatusRequest(jobId=self.uid, status=wire.Status(), strategy=signal.changeStrategy)
             await self._say("ReportRecoverStatus", message)
             if fault is not None:
+                fault.finished = time.monotonic()
                 fault.done.set()
         else:
             self.surplus.append(f"signal {kind}")
@@ -114,6 +121,36 @@ class Job:
         status = await getattr(self._stub, method)(message, timeout=ANSWER_SECONDS, wait_for_ready=True)
         if status.code:
             raise Stuck(f"{method} of job {self.number}: {status.code} {status.info}")
+
+
+class Pods:
+    """Of all jobs, as the API server has them."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.cache = Cache(kube, POD, "default")
+        self._running: dict[str, dict[int, str]] = {}
+        """Uids by job and rank of the pod."""
+        self._changed: dict[str, asyncio.Event] = {}
+        self.cache.listen(self._seen)
+
+    def _seen(self, before: Object | None, after: Object | None) -> None:
+        if after is None or (after.get("status") or {}).get("phase") != "Running":
+            return
+        metadata = after["metadata"]
+        job = str(metadata["ownerReferences"][0]["uid"])
+        self._running.setdefault(job, {})[int(metadata["annotations"]["hccl/rankIndex"])] = str(metadata["uid"])
+        self._changed.setdefault(job, asyncio.Event()).set()
+
+    def replaced(self, job: str, *pods: int) -> Callable[[], Awaitable[None]]:
+        """Until these are others than now."""
+        before = dict(self._running[job])
+
+        async def done() -> None:
+            while any(self._running[job][pod] == before[pod] for pod in pods):
+                self._changed[job].clear()
+                await self._changed[job].wait()
+
+        return done
 
 
 class Crowd:

@@ -2,14 +2,16 @@
 
     python -m bench.clusterd_world FOLDER JOBS
 
-Says on its standard output how to reach it and which jobs there are. For each line on its standard input it says how
-many requests of each kind it has answered since the last. Ends with its standard input.
+Pods that are deleted are gone at once, and come again in their places. Says on its standard output how to reach it and
+which jobs there are. For each line on its standard input it says how many requests of each kind it has answered since
+the last, and the longest time between two renewals of ClusterD's Lease. Ends with its standard input.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import json
 import sys
 import time
@@ -28,6 +30,8 @@ from evertrain.embedded.api.server import ApiServer
 from evertrain.embedded.certificates import credentials, write_kubeconfig
 from evertrain.embedded.schema import Registry, Resource
 from evertrain.embedded.store import Store
+from evertrain.kube import namespaces
+from evertrain.kube.cache import Cache
 from evertrain.kube.port import (
     ASCEND_JOB,
     CONFIG_MAP,
@@ -35,6 +39,8 @@ from evertrain.kube.port import (
     NODE,
     POD,
     POD_GROUP,
+    Conflict,
+    NotFound,
     Object,
 )
 from evertrain.wire.faultinfo import (
@@ -64,6 +70,8 @@ class Counting(Api):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.counts: collections.Counter[str] = collections.Counter()
+        self._led = 0.0
+        self._unled = 0.0
 
     def get(self, resource: Resource, namespace: str, name: str) -> Any:
         self._count("get", resource, name)
@@ -75,6 +83,8 @@ class Counting(Api):
 
     def update(self, resource: Resource, namespace: str, name: str, *rest: Any, **options: Any) -> Any:
         self._count("update", resource, name)
+        if resource.plural == "leases":
+            self._renewed()
         return super().update(resource, namespace, name, *rest, **options)
 
     def patch(self, resource: Resource, namespace: str, name: str, *rest: Any, **options: Any) -> Any:
@@ -84,6 +94,20 @@ class Counting(Api):
     def delete(self, resource: Resource, namespace: str, name: str, *rest: Any, **options: Any) -> Any:
         self._count("delete", resource, name)
         return super().delete(resource, namespace, name, *rest, **options)
+
+    def _renewed(self) -> None:
+        now = time.monotonic()
+        self._unled = max(self._unled, now - self._led if self._led else 0.0)
+        self._led = now
+
+    def told(self) -> Object:
+        """Since the last time."""
+        if self._led:
+            self._renewed()
+        found = {"counts": dict(self.counts), "unled": self._unled}
+        self.counts.clear()
+        self._unled = 0.0
+        return found
 
     def _count(self, verb: str, resource: Resource, name: str) -> None:
         what = resource.plural
@@ -147,7 +171,7 @@ async def make_node(kube: LocalKube, name: str, number: int) -> None:
     await kube.create(CONFIG_MAP, {"metadata": metadata, "data": devices()})
 
 
-async def make_job(kube: LocalKube, number: int) -> str:
+async def make_job(kube: LocalKube, number: int) -> Job:
     item = await kube.create(ASCEND_JOB, job(number))
     made = Job(item)
     await kube.create(POD_GROUP, pod_group(made))
@@ -156,22 +180,58 @@ async def make_job(kube: LocalKube, number: int) -> str:
     metadata = {"name": f"reset-config-{made.name}", "namespace": "default", "labels": {"reset": "true"}}
     data = {"reset.json": json.dumps({**reset, "RestartFaultProcess": False}), "checkCode": ""}
     await kube.create(CONFIG_MAP, {"metadata": metadata, "data": data})
-    around = Surroundings(("10.96.0.1", "2222"), "10.96.0.2", 0, True)
     for index in range(PODS):
-        pod = new_pod(made, "Worker" if index else "Master", max(0, index - 1), around)
-        name, (node, first) = pod["metadata"]["name"], node_of(number, index)
-        chips = range(first, first + CHIPS)
-        found = [{"device_id": str(chip), "device_ip": f"192.168.0.{chip}"} for chip in chips]
-        configuration = {"pod_name": name, "server_id": node, "host_ip": "10.0.0.1", "devices": found}
-        pod["metadata"]["annotations"] |= {
-            "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(configuration),
-            "huawei.com/AscendReal": ",".join(f"Ascend910-{chip}" for chip in chips),
-        }
-        pod["spec"]["nodeName"] = node
-        await kube.create(POD, pod)
-        status = {"phase": "Running", "podIP": f"172.16.{number // 250}.{number % 250}", "hostIP": "10.0.0.1"}
-        await kube.patch(POD, name, "default", {"status": status}, status=True)
-    return made.uid
+        await make_pod(kube, made, number, index)
+    return made
+
+
+async def make_pod(kube: LocalKube, job: Job, number: int, index: int) -> None:
+    around = Surroundings(("10.96.0.1", "2222"), "10.96.0.2", 0, True)
+    pod = new_pod(job, "Worker" if index else "Master", max(0, index - 1), around)
+    name, (node, first) = pod["metadata"]["name"], node_of(number, index)
+    chips = range(first, first + CHIPS)
+    found = [{"device_id": str(chip), "device_ip": f"192.168.0.{chip}"} for chip in chips]
+    configuration = {"pod_name": name, "server_id": node, "host_ip": "10.0.0.1", "devices": found}
+    pod["metadata"]["annotations"] |= {
+        "ascend.kubectl.kubernetes.io/ascend-910-configuration": json.dumps(configuration),
+        "huawei.com/AscendReal": ",".join(f"Ascend910-{chip}" for chip in chips),
+    }
+    pod["spec"]["nodeName"] = node
+    await kube.create(POD, pod)
+    status = {"phase": "Running", "podIP": f"172.16.{number // 250}.{number % 250}", "hostIP": "10.0.0.1"}
+    await kube.patch(POD, name, "default", {"status": status}, status=True)
+
+
+class Replacing:
+    """The nodes, which end pods that are to go, and the operator, which makes others."""
+
+    def __init__(self, kube: LocalKube, jobs: dict[str, tuple[int, Job]]) -> None:
+        self._kube, self._jobs = kube, jobs
+        self._cache = Cache(kube, POD, "default")
+        self._work: asyncio.Queue[tuple[Object, bool]] = asyncio.Queue()
+        self._cache.listen(self._seen)
+
+    def _seen(self, before: Object | None, after: Object | None) -> None:
+        if after is None and before is not None:
+            self._work.put_nowait((before, True))
+        elif after is not None and after["metadata"].get("deletionTimestamp"):
+            self._work.put_nowait((after, False))
+
+    async def run(self) -> None:
+        watching = asyncio.create_task(self._cache.run())
+        try:
+            while True:
+                pod, gone = await self._work.get()
+                metadata = pod["metadata"]
+                if gone:
+                    number, job = self._jobs[metadata["ownerReferences"][0]["uid"]]
+                    await make_pod(self._kube, job, number, int(metadata["annotations"]["hccl/rankIndex"]))
+                else:
+                    with contextlib.suppress(NotFound, Conflict):
+                        await self._kube.delete(POD, metadata["name"], "default", uid=metadata["uid"], grace=0)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 async def serve(folder: Path, jobs: int) -> None:
@@ -185,18 +245,23 @@ async def serve(folder: Path, jobs: int) -> None:
         kube = LocalKube(api)
         for definition in [crd.definition(), *volcano.definitions()]:
             await kube.create(CUSTOM_RESOURCE_DEFINITION, definition)
+        await namespaces.make(kube, "mindx-dl")
         for number in range(-(-jobs * PODS * CHIPS // NODE_CHIPS)):
             await make_node(kube, f"node-{number}", number)
-        uids = [await make_job(kube, number) for number in range(jobs)]
+        made = [await make_job(kube, number) for number in range(jobs)]
+        replacing = asyncio.create_task(
+            Replacing(kube, {job.uid: (number, job) for number, job in enumerate(made)}).run()
+        )
         kubeconfig = folder / "kubeconfig"
         write_kubeconfig(kubeconfig, server.url, who)
-        print(json.dumps({"kubeconfig": str(kubeconfig), "jobs": uids}), flush=True)
+        print(json.dumps({"kubeconfig": str(kubeconfig), "jobs": [job.uid for job in made]}), flush=True)
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while await reader.readline():
-            print(json.dumps(api.counts), flush=True)
-            api.counts.clear()
+            print(json.dumps(api.told()), flush=True)
+        replacing.cancel()
+        await asyncio.gather(replacing, return_exceptions=True)
     finally:
         await server.stop()
         store.close()
