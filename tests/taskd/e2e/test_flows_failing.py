@@ -1,0 +1,141 @@
+"""Strategies that come to nothing (reference 7.2 step 8, 7.4 step 5, 7.8 step 6): what ClusterD hears and says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.taskd.e2e.led import Led, end_of, exit_of, led, restart_of, start_of
+from tests.taskd.e2e.test_chain import assert_same_end
+from tests.taskd.e2e.test_flows_pods import SAVES, restarts_whole
+from tests.taskd.e2e.test_flows_switch import prepares
+from tests.taskd.jobs import Result
+
+pytestmark = pytest.mark.matrix
+
+FAILING = Path(__file__).with_name("trainings") / "failing.py"
+ROUTES = 33
+"""Seconds that ClusterD gives the routes of a network to converge."""
+
+
+async def fails(job: Led, strategy: str, code: int) -> None:
+    status = await job.expect("ReportRecoverStatus")
+    assert (status.status.code, status.strategy) == (code, strategy), f"{status}\n{job.explain()}"
+
+
+def assert_kept(result: Result, *ranks: int) -> None:
+    for rank in range(4):
+        pids = {pid for _, pid in result.events[rank]}
+        assert (len(pids) == 1) == (rank in ranks), f"rank {rank}: {result.events[rank]}"
+
+
+async def test_a_network_that_a_retry_does_not_mend(tmp_path: Path) -> None:
+    """7.4: rank 3 can't be cleaned, and its process is replaced instead."""
+    async with led(tmp_path / "job", script=FAILING, FAILS="clean:3") as job:
+        await job.begins("--fault=6:3:network")
+        await job.stops({3: 2})
+        job.clusterd.say("globalFault", "on_global_rank", faults={3: 2}, timeout=ROUTES)
+        assert {"retry", "recover"} <= set(await job.offered())
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="retry", faults={3: 2})
+        await fails(job, "retry", 405)
+        job.clusterd.say("globalFault", "on_global_rank", faults={3: 1})
+        assert "recover" in await job.offered()
+        job.replaces_in_place()
+        await job.succeeded("recover")
+        result = await job.ends()
+    assert_same_end(result)
+    assert_kept(result, 0, 1, 2)
+    assert job.story.of("Agent 0") == [*start_of(0), end_of(0)]
+    ordered = ('Mgr orders Agent 1: 209 ["3"]', "Agent 1 confirms 209")
+    assert job.story.agent(1) == [*start_of(1), *ordered, end_of(1)]
+    job.story.assert_order(
+        "ClusterD hears ReportProcessFault",
+        "ClusterD says stopTrain stop_train",
+        "ClusterD hears ReportStopComplete 0",
+        "ClusterD says globalFault on_global_rank",
+        "ClusterD hears ReportRecoverStrategy",
+        "ClusterD says changeStrategy retry change_strategy",
+        "ClusterD hears ReportRecoverStatus retry 405",
+        "ClusterD says globalFault on_global_rank",
+        "ClusterD hears ReportRecoverStrategy",
+        "ClusterD says changeStrategy recover change_strategy fault_nodes_restart",
+        *ordered,
+        "ClusterD hears ReportRecoverStatus recover 0",
+    )
+
+
+async def test_a_network_that_a_retry_mends(tmp_path: Path) -> None:
+    """7.4 as it should go: agents have nothing to do, and all processes stay."""
+    async with led(tmp_path / "job") as job:
+        await job.begins("--fault=6:3:network")
+        await job.stops({3: 2})
+        job.clusterd.say("globalFault", "on_global_rank", faults={3: 2}, timeout=ROUTES)
+        assert "retry" in await job.offered()
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="retry", faults={3: 2})
+        await job.succeeded("retry")
+        result = await job.ends()
+    assert_same_end(result)
+    assert_kept(result, 0, 1, 2, 3)
+    for node in (0, 1):
+        assert job.story.of(f"Agent {node}") == [*start_of(node), end_of(node)]
+
+
+async def test_a_new_pod_that_can_not_be_repaired(tmp_path: Path) -> None:
+    """7.2: the others write a checkpoint, and all processes begin again from there."""
+    async with led(tmp_path / "job", script=FAILING, FAILS="repair:3") as job:
+        await job.begins("--fault=6:3:kill")
+        await job.stops({3: 1})
+        faults = {2: 1, 3: 1}
+        job.clusterd.say("globalFault", "on_global_rank", "fault_nodes_exit", faults=faults, nodeRankIds=["1"])
+        await job.exits(1)
+        assert {"recover", "dump"} <= set(await job.offered())
+        job.start(1, address=9)
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="recover", faults=faults)
+        await fails(job, "recover", 405)
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="dump", faults=faults)
+        await job.succeeded("dump")
+        # It names those pods at fault that are still there; this one has been replaced.
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="exit", extraParams="dump_exit")
+        result = await job.ends()
+    assert_same_end(result)
+    assert job.story.agent(0) == [*start_of(0), *restart_of(0, 32766), end_of(0)]
+    replaced = [*start_of(1), *exit_of(1), *start_of(1)]
+    assert job.story.agent(1) == [*replaced, *restart_of(1, 32766), end_of(1)]
+    job.story.assert_order(
+        "ClusterD says changeStrategy recover change_strategy",
+        "ClusterD hears ReportRecoverStatus recover 405",
+        "ClusterD says changeStrategy dump change_strategy",
+        "ClusterD hears ReportRecoverStatus dump 0",
+        "ClusterD says changeStrategy exit change_strategy",
+        "Mgr orders Agent 0: 208 32766",
+    )
+
+
+async def test_a_hot_switch_that_fails_begins_the_job_anew(tmp_path: Path) -> None:
+    """7.8: a process of the backup pod can't be repaired when the old pod is gone already; the cluster deletes all."""
+    async with led(tmp_path / "job", script=FAILING, FAILS="repair:3", HIGH_AVAILABILITY="recover") as job:
+        await prepares(job, SAVES)
+        old = job.pods._all[1]
+        job.clusterd.say("hot-switch", "new pod running")
+        job.go()
+        assert await job.offered() == ["migration"]
+        job.pods.delete(old)
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="migration")
+        await fails(job, "migration", 406)
+        job.pods.delete(job.pods.pods[0])
+        await restarts_whole(job)
+        for method in ("Init", "Register"):
+            await job.expect(method)
+        result = await job.ends()
+    assert_same_end(result, again_from=6)
+    job.story.assert_order(
+        "ClusterD says hot-switch hot switch",
+        *start_of(1),
+        "ClusterD says hot-switch new pod running",
+        "ClusterD hears ReportRecoverStrategy",
+        "ClusterD says changeStrategy migration change_strategy",
+        "ClusterD hears ReportRecoverStatus migration 406",
+        "ClusterD hears Init",
+        "Mgr orders Agent 0: 210 32767",
+    )
