@@ -75,7 +75,7 @@ async def test_a_new_first_pod_joins_those_that_have_met_long_ago(tmp_path: Path
         assert (await pods.hear(0)).msg_type == "REGISTER"
         await pods.hear(0)
         await pods.order(0, 210, "5")  # of a manager that knows of nobody yet: it waits
-        await pods.logged(0, "receive 210 command: 5", 2)
+        await pods.logged(0, "receive 210 command, start to start all workers: 5", 2)
         await pods.order(0, 210, "5", UNDER_WAY="2")
         for rank in (0, 1):
             pid, restart, attempt = await pods.lives(rank, 2)
@@ -101,7 +101,7 @@ async def test_an_agent_that_waits_for_another_node_obeys(tmp_path: Path) -> Non
     async with Pods(tmp_path).running() as pods:
         await pods.begin()
         await pods.order(1, 208, "4")  # node 0 knows nothing of it and does not come
-        await pods.logged(1, "receive 208 command: 4")
+        await pods.logged(1, "receive 208 command, start to restart all workers: 4")
         await pods.order(1, 209, '["3"]')  # there is nothing to replace
         for node in (1, 0):
             await pods.order(node, 208, "3")
@@ -115,7 +115,7 @@ async def test_an_agent_that_waits_for_another_node_obeys(tmp_path: Path) -> Non
             await pods.order(node, 208, "2")
         new = {rank: await pods.lives(rank, 3) for rank in range(4)}
         await pods.order(1, 208, "1")
-        await pods.logged(1, "receive 208 command: 1")
+        await pods.logged(1, "receive 208 command, start to restart all workers: 1")
         await pods.order(1, 203)
         assert await pods.ends(1) == 1
         assert all(alive(new[rank][0]) for rank in (0, 1))
@@ -123,7 +123,7 @@ async def test_an_agent_that_waits_for_another_node_obeys(tmp_path: Path) -> Non
         await pods.hear(1)
         await pods.hear(1)
         await pods.order(1, 210, "0")
-        await pods.logged(1, "receive 210 command: 0")
+        await pods.logged(1, "receive 210 command, start to start all workers: 0")
         pods.pods[1].send_signal(signal.SIGTERM)
         assert await pods.ends(1) != 0
 

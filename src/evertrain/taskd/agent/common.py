@@ -32,6 +32,13 @@ JOIN_LIMIT = 180.0
 SILENT = 5.0
 """Seconds after which somebody who looks at a torchrun that does nothing is told what it waits for."""
 LAST_TRIES = 8
+_WORK: dict[int, str] = {
+    Code.START_AGENT: "start all workers",
+    Code.RESTART_AGENT: "restart all workers",
+    Code.RESTART_WORKERS: "restart workers",
+    Code.STOP_WORKERS: "stop workers",
+    Code.EXIT_AGENT: "exit",
+}
 CAUSE = 500
 """Characters of the cause of a failure that the manager is told."""
 
@@ -195,6 +202,16 @@ def told(rank: int, pid: int | None, cause: Cause) -> Cause:
     log.error("rank %d (process %s) failed: %s", rank, pid, cause.words)
     print(f"taskd: rank {rank} (process {pid}) failed: {cause.words}", file=sys.stderr, flush=True)
     return cause
+
+
+def tell_order(order: Body) -> None:
+    work = _WORK.get(order.code, "do nothing, as nobody knows it")
+    log.info("receive %d command, start to %s: %s", order.code, work, order.message)
+
+
+def tell_unchanged(faulty: Iterable[int]) -> None:
+    """Something has come while these wait to be dealt with."""
+    log.info("no additional fault process, fault_rank: %s", sorted(faulty))
 
 
 def why(order: Body) -> str:

@@ -71,6 +71,8 @@ class MsAgent:
 
     def _wait(self) -> None:
         if self._msrun.wait(LOOK if self._started else None):
+            if self._faulty:
+                common.tell_unchanged(self._faulty)
             self._messages()
         if self._started and self._msrun.look():
             self._tell_faults()
@@ -98,7 +100,7 @@ class MsAgent:
             Code.EXIT_AGENT: self._exit,
         }
         while (body := self._reporter.order()) is not None:
-            log.info("receive %d command: %s", body.code, body.message)
+            common.tell_order(body)
             order = orders.get(body.code)
             try:
                 if order is None:

@@ -158,6 +158,8 @@ class PtAgent:
         ended = [self._watched[fd] for fd in self._select(end) if fd in self._watched]
         if ended:
             self._ended(ended)
+        elif self._faulty:
+            common.tell_unchanged(self._faulty)
         self._obey()
 
     def _select(self, end: float | None) -> list[int]:
@@ -285,7 +287,7 @@ class PtAgent:
     def _obey(self) -> None:
         while self._ordered:
             body = self._ordered.popleft()
-            log.info("receive %d command: %s", body.code, body.message)
+            common.tell_order(body)
             order = self._orders().get(body.code)
             if order is None:
                 log.warning("an unknown command: %s", body)

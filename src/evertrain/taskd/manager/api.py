@@ -35,7 +35,7 @@ def init_taskd_manager(config: dict[str, Any]) -> bool:
             config["fault_recover"] = "on"
         prepared = _prepared(config)
     except Exception as error:  # manager.py looks at the answer
-        log.error("failed to init taskd manager: %s", str(error))
+        log.error("failed to init taskd manager with ret code:f1: %s", str(error))
         return False
     if taskd_manager is None:
         taskd_manager = prepared
@@ -127,5 +127,5 @@ async def _run(config: Config) -> bool:
     if end.ok:
         log.info("successfully start taskd manager; it ends: %s", end.reason)
     else:
-        log.error("failed to start taskd manager, it ends: %s", end.reason)
+        log.error("failed to start taskd manager with ret code:f1: it ends: %s", end.reason)
     return end.ok

@@ -182,7 +182,7 @@ class Bridge:
     def _call(self, order: ToController) -> bool:
         tft = self._tft
         if tft is None:
-            log.warning("there is no controller to tell %s", order.action)
+            log.warning("controller callback is nil: there is no controller to tell %s", order.action)
             return False
         try:
             code = self._act(tft, order)

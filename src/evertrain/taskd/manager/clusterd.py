@@ -32,6 +32,8 @@ _CALL = 60.0
 _HEALTH, _HEALTH_LIMIT = 5.0, 30.0
 """Seconds between questions whether ClusterD is there, and for the answer."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_MANY = 60
+"""Attempts after which it is told that ClusterD stays away. An original manager gives up here."""
 _SWITCHED_OFF_PAUSE = 30.0
 """Seconds before a ClusterD that does not lead this job is asked again: it may do so after its own restart."""
 _REFUSALS = 20
@@ -228,7 +230,7 @@ class ClusterD:
     # Subscriptions.
 
     async def _again_and_again(self, subscription: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        pauses, told = _pauses(), ""
+        pauses, told, tries = _pauses(), "", 0
         while True:
             begun = asyncio.get_running_loop().time()
             reason = "the stream ended"
@@ -249,8 +251,11 @@ class ClusterD:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 log.error("ClusterD at %s: %s", self._address, traceback.format_exc())
+            tries += 1
             if asyncio.get_running_loop().time() - begun > _LONGEST_PAUSE:
-                pauses, told = _pauses(), ""
+                pauses, told, tries = _pauses(), "", 0
+            if tries == _MANY:
+                log.error("init clusterd connect meet max retry time %d: %s: trying on", tries, reason)
             if reason != told:
                 told = reason
                 log.warning("ClusterD at %s: %s: connecting again", self._address, reason)

@@ -250,7 +250,9 @@ class Manager:
 
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(begin)
-            taken.wait(_REPORT_LIMIT)
+            if taken.wait(_REPORT_LIMIT):
+                return
+        log.error("controller_send_to_backend send message failed, res: 1: %s", report)
 
     async def _report(self, report: Report) -> None:
         if self._alone is not None and self._bridge is not None:
@@ -381,11 +383,16 @@ class Manager:
                     who = self._mind.worker(rank)
                     if who is not None:
                         self._delivery.put(who, body)
+                    else:
+                        receiver = f"{WORKER}{rank}"
+                        log.warning("cannot decide witch to send, according to receiver %s: %d", receiver, body.code)
                 case ToController():
                     if order.action in _DECIDED:
                         self._decided()
                     if self._bridge is not None:
                         self._spawn(self._call(self._bridge, order))
+                    else:
+                        log.info("controller callback is nil: %s is for nobody", order.action)
                 case NicReply():
                     log.info("all rank switch success" if order.result else "link failover failed")
                     if self._clusterd is not None:

@@ -42,6 +42,8 @@ def step_setter(path: str | os.PathLike[str] = LIBRARY) -> Callable[[int], None]
     """
     library = load(path) if os.environ.get(VARIABLE) else None
     if library is None:
+        if os.environ.get(VARIABLE):
+            run_log.warning("the libtaskd.so has not been loaded: a crash is reported by its signal's name alone")
         return _ignore
     library.taskd_crash_arm()  # preloaded, it may have found no directory in the environment then
     set_step: Callable[[int], None] = library.taskd_set_step

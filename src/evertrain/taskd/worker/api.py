@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 
 from evertrain.taskd import log as logs
 from evertrain.taskd.answers import answered
 from evertrain.taskd.worker.worker import Worker
+
+log = logging.getLogger(__name__)
 
 taskd_worker: Worker | None = None
 
@@ -26,6 +29,7 @@ def init_taskd_worker(rank_id: int, upper_limit_of_disk_in_mb: int = 5000, frame
         _close(taskd_worker)
     taskd_worker = worker
     atexit.register(worker.close)
+    log.info("Successfully register callback func: links can be switched and chips tested")
     return True
 
 
