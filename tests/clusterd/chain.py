@@ -298,7 +298,7 @@ class Chain:
             parts.append(f"--- {file.name}\n{_end(file)}")
         if (log := self.up.folder / "clusterd.log").exists():
             parts.append(f"--- clusterd\n{_end(log)}")
-        parts.append(self.up.evertrain("timeline", NAME, check=False).stdout)
+        parts += ["--- timeline", self.up.evertrain("timeline", NAME, check=False).stdout, "--- callbacks"]
         events = self.result().events
         parts += [f"rank {rank}: {events[rank]}" for rank in sorted(events)]
         return "\n".join(parts)

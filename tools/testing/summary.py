@@ -13,6 +13,8 @@ from typing import Any
 
 LINES = 60
 WIDTH = 200
+OWN = re.compile(r"pod ?\d|std|log of |timeline")
+"""Parts of a message that are the output of a job, or tell of its recovery."""
 TOLERATED = 3
 """So many tests may fail at first and pass at the second look. More, and something is wrong with the machine or us."""
 
@@ -83,7 +85,7 @@ def _listed(failure: Failure) -> list[str]:
 def _explained(failure: Failure, room: int, command: str) -> list[str]:
     """In so many lines: the name, the assertion, what was said last, how to see it again."""
     assertion = [line for line in _assertion(failure.message) if line.strip()][: max(1, room // 3)]
-    last = _last_words(failure)[-max(0, room - 3 - len(assertion)) :] if room > 3 + len(assertion) else []
+    last = _last_words(failure, max(0, room - 2 - len(assertion)))
     return [
         f"FAILED {failure.test}"[:WIDTH],
         *(f"     {line}"[:WIDTH] for line in assertion),
@@ -104,16 +106,19 @@ def _assertion(message: str) -> list[str]:
     return lines[:cut] + (lines[compared:] if compared > cut else [])
 
 
-def _last_words(failure: Failure) -> list[str]:
-    """The end of each part that the message has about the job; what was captured if it has none."""
+def _last_words(failure: Failure, room: int) -> list[str]:
+    """The end of each part that the message has about the job, first of all of what the job itself has said; what was
+    captured if it has none."""
     parts = re.split(r"^--- ", failure.message, flags=re.MULTILINE)[1:]
     if not parts:
-        return [line for line in failure.said.splitlines() if line.strip()][-12:]
+        return [line for line in failure.said.splitlines() if line.strip()][-12:][-room:] if room else []
     compared = re.compile(r"^assert ", flags=re.MULTILINE)
+    named = [compared.split(part)[0].partition("\n") for part in parts]
+    own = [each for each in named if OWN.match(each[0])] or named
+    shares = [room // len(own) + (number < room % len(own)) for number in range(len(own))]
     found = []
-    for part in parts[:2]:
-        name, _, text = compared.split(part)[0].partition("\n")
-        found += [f"{name}: {line}" for line in text.splitlines() if line.strip()][-6:]
+    for (name, _, text), share in zip(own, shares, strict=True):
+        found += [f"{name}: {line}" for line in text.splitlines() if line.strip()][-min(share, 12) :] if share else []
     return found
 
 

@@ -45,6 +45,14 @@ def test_a_red_run_says_the_assertion_the_jobs_last_lines_and_how_to_see_it_agai
     ]
 
 
+def test_what_the_job_has_said_comes_before_what_others_say_of_it() -> None:
+    parts = {"cluster": 90, "ttp-log/1": 90, "pod0.out": 2, "pod1.out": 90, "timeline": 90}
+    text = "\n".join(f"--- {name}\n" + "\n".join(map(str, range(count))) for name, count in parts.items())
+    said = [line for line in told(Outcome("test", "make test", failed=[Failure("t", message=text)])) if " | " in line]
+    assert [line.split()[1] for line in said] == ["pod0.out:"] * 2 + ["pod1.out:"] * 12 + ["timeline:"] * 12
+    assert said[-1].endswith("timeline: 89")
+
+
 @pytest.mark.parametrize("count", [1, 2, 10, 30, 500])
 def test_it_fits_on_a_screen_however_much_failed(count: int) -> None:
     long = "AssertionError: " + "x" * 500 + "\n" * 3 + "assert\n" * 50 + "--- stdout\n" + "line\n" * 100
