@@ -34,8 +34,8 @@ lazy_dynamo.install()  # the first step of an optimizer would load torch's compi
 REPLICAS, GLOBAL_BATCH, SAMPLES = 2, 12, 1200
 SLOW = 1.0
 """Seconds of a step, while something is done to the job."""
-LOST = 3
-"""Processes that a rank which is broken loses: the one that is repaired, the next in its pod, the first in another."""
+LOST = {"hurt": 1, "broken": 3}
+"""Processes that such a rank loses: the one that is repaired, the next in its pod, the first in another."""
 
 
 class Shards:
@@ -242,10 +242,14 @@ def raising(text: str):
     return fault
 
 
-def break_down(job: Job) -> None:
+def breaking_down(kind: str):
     """Worse than it looks: it seems that running the step again would do."""
-    (job.directory / f"broken.{job.rank}").write_text(str(LOST))
-    raising("UCE ERROR")(job)
+
+    def fault(job: Job) -> None:
+        (job.directory / f"broken.{job.rank}").write_text(str(LOST[kind]))
+        raising("UCE ERROR")(job)
+
+    return fault
 
 
 def make_chip_faulty(job: Job) -> None:
@@ -280,7 +284,7 @@ FAULTS = {
     "network": raising("HCCL OP RETRY FAILED"),
     "error": raising("an ordinary error"),
     "kill": lambda job: os.kill(os.getpid(), signal.SIGKILL),
-    "broken": break_down,
+    **{kind: breaking_down(kind) for kind in LOST},
     "hold": hold,
     "slow": slow_down,
 }

@@ -41,7 +41,6 @@ def test_a_killed_process_is_replaced_in_its_pod(tmp_path: Path) -> None:
     assert_told(incident, "recover-in-place", {3})
 
 
-@pytest.mark.matrix
 def test_a_memory_error_is_retried_and_nobody_restarts(tmp_path: Path) -> None:
     """The chip says so to its node, and the training finds out by itself: two views of one fault."""
     with running(tmp_path, "retry,recover") as chain:
@@ -56,7 +55,6 @@ def test_a_memory_error_is_retried_and_nobody_restarts(tmp_path: Path) -> None:
     assert_told(incident, "retry", {3})
 
 
-@pytest.mark.matrix
 def test_a_killed_process_without_recovery_in_place_costs_its_pod(tmp_path: Path) -> None:
     with running(tmp_path, "recover") as chain:
         pods = begin(chain, f"--fault={FAULT_STEP}:3:kill")

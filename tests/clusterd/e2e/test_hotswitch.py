@@ -17,7 +17,7 @@ from tests.clusterd.e2e.test_chain import FAULT_STEP, begin
 from tests.embedded.up import needs_kubectl
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 
-pytestmark = [needs_kubectl, pytest.mark.matrix, pytest.mark.timeout(400)]
+pytestmark = needs_kubectl
 
 MASTER, WORKER = PODS
 LABEL = '    subHealthyStrategy: "hotSwitch"'
@@ -95,6 +95,7 @@ def test_a_backup_takes_the_place_of_a_pod_on_a_sub_healthy_node(tmp_path: Path)
     assert phases == ["detect", "backup", "get ready", "delete pod", "migrate"], "training halts in the last two"
 
 
+@pytest.mark.matrix
 def test_the_node_is_well_again_before_the_switch(tmp_path: Path) -> None:
     with running(tmp_path, "recover", labels=LABEL) as chain:
         before = begin(chain)
@@ -109,6 +110,7 @@ def test_the_node_is_well_again_before_the_switch(tmp_path: Path) -> None:
     assert "well again" in incident["end"]
 
 
+@pytest.mark.matrix
 def test_without_a_spare_node_sub_health_is_ignored(tmp_path: Path) -> None:
     with running(tmp_path, "recover", "--nodes", "2", labels=LABEL) as chain:
         before = begin(chain)
@@ -128,6 +130,7 @@ def events(chain: Chain) -> dict[str, str]:
     return {each["reason"]: each["message"] for each in found}
 
 
+@pytest.mark.matrix
 def test_training_ends_before_the_backup_is_ready(tmp_path: Path) -> None:
     with running(tmp_path, "recover", labels=LABEL) as chain:
         before = begin(chain)

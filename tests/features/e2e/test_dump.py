@@ -12,7 +12,7 @@ from tests.clusterd.e2e.test_chain import FAULT_STEP, begin
 from tests.embedded.up import needs_kubectl
 from tests.taskd.e2e.test_chain import STEPS
 
-pytestmark = [needs_kubectl, pytest.mark.matrix, pytest.mark.timeout(400)]
+pytestmark = needs_kubectl
 
 EVERY = 5
 
@@ -21,7 +21,7 @@ EVERY = 5
     ("strategy", "again_from"),
     [
         pytest.param("dump", FAULT_STEP + 1, id="dump"),  # no step that was done is done again
-        pytest.param("exit", EVERY + 1, id="exit"),
+        pytest.param("exit", EVERY + 1, id="exit", marks=pytest.mark.matrix),
     ],
 )
 def test_all_start_again_from_a_checkpoint(tmp_path: Path, strategy: str, again_from: int) -> None:

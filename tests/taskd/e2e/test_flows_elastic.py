@@ -10,8 +10,6 @@ from tests.taskd.e2e.led import Led, end_of, exit_of, led, restart_of, start_of
 from tests.taskd.e2e.test_chain import STEPS, undisturbed_run
 from tests.taskd.jobs import Result
 
-pytestmark = pytest.mark.matrix
-
 IN, OUT = '{"scale-in-strategy": "DP"}', '{"scale-out-strategy": "DP"}'
 ELASTIC = {"HIGH_AVAILABILITY": "elastic-training", "ENABLE_RESTART_FAULT_PROCESS": "off"}
 LOST = {2: 1, 3: 1}
@@ -78,6 +76,7 @@ async def test_no_new_pod_in_time_then_smaller_then_whole_again(tmp_path: Path) 
     )
 
 
+@pytest.mark.matrix
 async def test_another_fault_while_the_job_is_smaller(tmp_path: Path) -> None:
     """Isolated pods leave on `faultNodesExit`. What is left can only save and start again, with all pods."""
     async with led(tmp_path / "job", **ELASTIC) as job:
