@@ -12,7 +12,6 @@ load of the machine before each kill is shown, too: the job itself makes about 1
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import statistics
@@ -25,6 +24,7 @@ from pathlib import Path
 from bench.chained import Watched, World, difference, world
 from bench.jobs import Stuck
 from bench.report import Row, show
+from evertrain import aio
 
 VICTIM = 3
 BETWEEN = 10
@@ -108,7 +108,7 @@ def main() -> int:
         options.runs = 2
     with tempfile.TemporaryDirectory(prefix="evertrain-chain-") as folder:
         logging.basicConfig(filename=Path(folder) / "cluster.log")
-        rows = asyncio.run(main_async(options, Path(folder)))
+        rows = aio.run(main_async(options, Path(folder)))
     return 0 if show("Recovery through the whole chain", rows, options.json) else 1
 
 

@@ -27,6 +27,7 @@ import psutil
 
 from bench.jobs import ROOT, environment
 from bench.report import Row, show
+from evertrain import aio
 from evertrain.kube.cache import Cache
 from evertrain.kube.client import Client
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, Object
@@ -78,7 +79,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
         kubeconfig = next(match[1] for line in process.stdout if (match := re.search(r"KUBECONFIG=(\S+)", line)))
         kube = Client.from_kubeconfig(kubeconfig)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 figures = Figures()
                 await _run_jobs(kube, options, psutil.Process(process.pid), figures)
                 await _ask(kube, options.seconds, figures)
@@ -197,7 +198,7 @@ def main() -> int:
     if options.quick:
         options.jobs, options.nodes, options.seconds = 20, 5, 1.0
     with tempfile.TemporaryDirectory(prefix="evertrain-bench-") as folder:
-        figures = asyncio.run(measure(options, Path(folder)))
+        figures = aio.run(measure(options, Path(folder)))
     return 0 if show("Many jobs at once", rows(figures, options), options.json) else 1
 
 

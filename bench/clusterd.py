@@ -43,6 +43,7 @@ from bench.clusterd_world import PODS as PODS_OF_JOB
 from bench.jobs import ROOT, Stuck, environment
 from bench.report import Row, percentile, show
 from bench.scale import raise_descriptor_limit
+from evertrain import aio
 from evertrain.clusterd.__main__ import LEASE_SECONDS
 from evertrain.clusterd.keep import SELECTOR, TEXT, decode
 from evertrain.clusterd.model import MEMORY, OTHER
@@ -130,7 +131,7 @@ async def world(folder: Path, jobs: int) -> AsyncIterator[tuple[asyncio.subproce
     )  # fmt: skip
     assert process.stdin and process.stdout
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             line = await process.stdout.readline()
         if not line:
             raise Stuck("the API server has ended, see above")
@@ -160,7 +161,7 @@ async def clusterd(folder: Path, kubeconfig: str) -> AsyncIterator[tuple[asyncio
         )  # fmt: skip
     assert process.stdout
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             line = (await process.stdout.readline()).decode()
         found = re.search(r"serves on (\S+)", line)
         if not found:
@@ -190,7 +191,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
                 crowd = Crowd(address, uids)
                 try:
                     began = time.monotonic()
-                    async with asyncio.timeout(PATIENCE):
+                    async with aio.timeout(PATIENCE):
                         await crowd.join()
                     figures.registered = time.monotonic() - began
                     figures.memory["registered"] = parts[0].process.memory_info().rss / 2**20
@@ -211,7 +212,7 @@ async def watched(kube: Client) -> AsyncIterator[Pods]:
     pods = Pods(kube)
     watching = asyncio.create_task(pods.cache.run())
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             await pods.cache.synced.wait()
         yield pods
     finally:
@@ -221,7 +222,7 @@ async def watched(kube: Client) -> AsyncIterator[Pods]:
 
 async def _settled_down(kube: Client, jobs: int) -> None:
     """Until ClusterD has written what it writes of each job when it sees it first, at its own pace."""
-    async with asyncio.timeout(PATIENCE):
+    async with aio.timeout(PATIENCE):
         while len((await kube.list(CONFIG_MAP, "default", labels=SUMMARIES)).items) < jobs:
             await asyncio.sleep(1)
 
@@ -396,7 +397,7 @@ def main() -> int:
         options.jobs, options.rate, options.seconds, options.nodes = 50, 10, 10, 1000
     raise_descriptor_limit(4 * options.jobs + 1000)
     with tempfile.TemporaryDirectory(prefix="evertrain-bench-") as folder:
-        figures = asyncio.run(measure(options, Path(folder)))
+        figures = aio.run(measure(options, Path(folder)))
     figures.merged = merge(options.nodes)
     return 0 if show("A ClusterD of many jobs", rows(figures, options), options.json) else 1
 

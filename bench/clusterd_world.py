@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.acjob import crd
 from evertrain.acjob.job import Job
 from evertrain.acjob.podgroup import pod_group
@@ -268,4 +269,4 @@ async def serve(folder: Path, jobs: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    aio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))

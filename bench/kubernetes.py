@@ -26,6 +26,7 @@ import psutil
 
 from bench.jobs import ROOT
 from bench.report import Row, show
+from evertrain import aio
 from evertrain.kube.cache import Cache
 from evertrain.kube.client import Client
 from evertrain.kube.port import ASCEND_JOB, NODE, POD, Object
@@ -84,7 +85,7 @@ async def measure(options: argparse.Namespace) -> Figures:
     kube = Client.from_kubeconfig(place)
     try:
         figures = Figures()
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             await asyncio.gather(*(kube.create(NODE, node(number)) for number in range(options.jobs * PODS // CHIPS)))
             await _run_jobs(kube, options.jobs, psutil.Process(operator.pid), figures)
         figures.requests = requests(place.with_name("requests.log"))
@@ -164,7 +165,7 @@ def main() -> int:
     if "EVERTRAIN_KUBERNETES_CONTROL" not in os.environ:
         print("This needs a cluster of its own: make bench-kubernetes", file=sys.stderr)
         return 1
-    figures = asyncio.run(measure(options))
+    figures = aio.run(measure(options))
     return 0 if show("Many jobs on a real API server", rows(figures, options.jobs), options.json) else 1
 
 

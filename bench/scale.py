@@ -32,6 +32,7 @@ import psutil
 from bench.jobs import ROOT, environment
 from bench.report import Row, show
 from bench.scale_ranks import per_node
+from evertrain import aio
 
 BOUND = 2.0
 DECISION_BUDGET = 1.0
@@ -108,7 +109,7 @@ class Crowds:
         """When the last rank got this order."""
         key = kind, number
         try:
-            async with asyncio.timeout(self._patience), self._news:
+            async with aio.timeout(self._patience), self._news:
                 await self._news.wait_for(lambda: len(self._told.get(key, ())) >= crowds or self._error)
         except TimeoutError:
             told = [key for key, times in self._told.items() if len(times) >= crowds]
@@ -209,7 +210,7 @@ def main() -> int:
     options = parser.parse_args()
     raise_descriptor_limit(max(size + nodes(size) for size in options.ranks) + 200)
     faults, idle = (3, 8.0) if options.quick else (10, 20.0)
-    measured = [asyncio.run(measure(size, faults, idle)) for size in sorted(options.ranks)]
+    measured = [aio.run(measure(size, faults, idle)) for size in sorted(options.ranks)]
     return 0 if show("A controller of many ranks", rows(measured), options.json) else 1
 
 

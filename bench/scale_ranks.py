@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from evertrain import aio
 from evertrain.mindio import framing
 from evertrain.mindio import protocol as p
 from evertrain.mindio.timing import Timing
@@ -273,7 +274,7 @@ def main(host: str, port: str, source: str, first: str, last: str, world_size: s
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     ranks = range(int(first), int(last))
-    asyncio.run(run((host, int(port)), source, ranks, int(world_size), float(bound)))
+    aio.run(run((host, int(port)), source, ranks, int(world_size), float(bound)))
 
 
 async def run(address: tuple[str, int], source: str, ranks: range, world_size: int, bound: float) -> None:

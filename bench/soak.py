@@ -26,6 +26,7 @@ from pathlib import Path
 from bench.chained import PATIENCE, Watched, World, difference, world
 from bench.jobs import Stuck
 from bench.report import machine, percentile
+from evertrain import aio
 from evertrain.cli.demo.features import BROKEN_CHIP
 from evertrain.cli.running import CommandError
 from evertrain.clusterd.timeline.incident import Incident
@@ -244,7 +245,7 @@ def main() -> int:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evertrain-soak-")))
         folder.mkdir(parents=True, exist_ok=options.keep is None)
         logging.basicConfig(filename=folder / "cluster.log")
-        result = asyncio.run(_main(folder, plan(options.seed, options.faults)))
+        result = aio.run(_main(folder, plan(options.seed, options.faults)))
     _show(result, options.seed)
     if options.json:
         options.json.write_text(json.dumps([incident.record() for incident in result.incidents], indent=1) + "\n")

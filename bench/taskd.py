@@ -33,6 +33,7 @@ import psutil
 from bench.jobs import ROOT, Stuck, environment
 from bench.report import Row, show
 from bench.scale import growth, raise_descriptor_limit
+from evertrain import aio
 from evertrain.taskd.manager.clusterd import RECOVER
 from evertrain.wire import service
 from evertrain.wire.recover_pb2 import ClientInfo, Status, SwitchRankList, SwitchResult
@@ -139,7 +140,7 @@ class Crowd:
     async def all_have(self, kind: str, number: int = 0) -> float:
         """When the last of the processes told this."""
         try:
-            async with asyncio.timeout(PATIENCE), self._news:
+            async with aio.timeout(PATIENCE), self._news:
                 await self._news.wait_for(lambda: self._ended or len(self._told.get((kind, number), ())) == PROCESSES)
         except TimeoutError:
             raise Stuck(f"not all nodes are {kind} ({number}) within {PATIENCE:g} s") from None
@@ -161,7 +162,7 @@ async def manager(nodes: int, env: dict[str, str]) -> AsyncIterator[psutil.Proce
         sys.executable, "-c", MANAGER, str(nodes), str(PER_NODE), stdout=subprocess.DEVNULL, env=env, cwd=ROOT
     )
     try:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             while not await answers(int(env["TASKD_MANAGER_PORT"])):
                 await asyncio.sleep(0.05)
         yield psutil.Process(process.pid)
@@ -224,7 +225,7 @@ async def fill(
         before, began = used(process), time.monotonic()
         clusterd.orders.put_nowait(SwitchRankList(rankID=["0"], op=[True], jobId="bench"))
         figures.ordered.append(await crowd.all_have("ordered", number) - began)
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             at, result = await clusterd.results.get()
         if not result:
             raise Stuck("a worker could not be told")
@@ -272,7 +273,7 @@ def main() -> int:
     # An agent, a proxy's two ends and the workers of each node; four processes share them.
     raise_descriptor_limit(sizes[-1] // PROCESSES * 2 * (PER_NODE + 3) + 1000)
     orders, idle = (3, 5.0) if options.quick else (5, 30.0)
-    measured = [asyncio.run(measure(size, orders, idle)) for size in sizes]
+    measured = [aio.run(measure(size, orders, idle)) for size in sizes]
     return 0 if show("A TaskD manager of many nodes", rows(measured), options.json) else 1
 
 

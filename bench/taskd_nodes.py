@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from bench.scale import raise_descriptor_limit
+from evertrain import aio
 from evertrain.taskd import frames
 from evertrain.taskd.codes import ACTION, AGENT, KEEP_ALIVE, MANAGER, PROXY, REGISTER, STATUS, WORKER, Code
 from evertrain.taskd.frames import Body, FaultReport
@@ -128,4 +129,4 @@ async def run(manager: str, host: str, first: str, last: str, per_node: str) -> 
 
 if __name__ == "__main__":
     raise_descriptor_limit(0)
-    asyncio.run(run(*sys.argv[1:]))
+    aio.run(run(*sys.argv[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from ipaddress import ip_address
 from pathlib import Path
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
@@ -94,7 +94,7 @@ class Authority:
         ends: timedelta = 365 * DAY,
         hosts: Sequence[str] = (),
     ) -> x509.Certificate:
-        now = datetime.now(UTC)
+        now = datetime.now(timezone.utc)
         names = x509.SubjectAlternativeName([_general(host) for host in hosts])
         builder = (
             x509.CertificateBuilder()
@@ -129,7 +129,7 @@ class Authority:
 
     def revoke(self, *serials: int, ends: timedelta = 30 * DAY) -> str:
         """A revocation list with these certificates on it."""
-        now = datetime.now(UTC)
+        now = datetime.now(timezone.utc)
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(_name(self.name))

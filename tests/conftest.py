@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import signal
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from evertrain import aio
 from tests import once, ports, requests_asked
 from tests.embedded.up import Up, small_job
 from tests.keeper import kept
@@ -41,7 +41,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    aio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
 

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from evertrain import aio
+
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     _ready: Any
@@ -26,5 +28,4 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(test)
+    aio.run(test, VirtualLoop)

@@ -6,7 +6,6 @@ own protos or of the code made from them is used, so a wrong number or name ther
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import tempfile
@@ -17,6 +16,8 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from evertrain import aio
 
 STREAM = "a stream"
 PATIENCE = 120.0
@@ -207,12 +208,12 @@ class Stream:
 
     async def there(self) -> None:
         """What is said from now on is heard."""
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             await self._call.initial_metadata()
 
     async def next(self, seconds: float = PATIENCE) -> Any:
         """The next message; None if the stream has ended. Raises grpc.aio.AioRpcError."""
-        async with asyncio.timeout(seconds):
+        async with aio.timeout(seconds):
             found = await self._call.read()
         return None if found is grpc.aio.EOF else found
 
@@ -239,7 +240,7 @@ class Signals(Stream):
         self.keep_alives = 0
 
     async def next(self, seconds: float = PATIENCE) -> Signal | None:
-        async with asyncio.timeout(seconds):
+        async with aio.timeout(seconds):
             while True:
                 found = await super().next(seconds)
                 if found is None:

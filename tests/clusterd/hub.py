@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from evertrain import aio
 from evertrain.acjob.job import Job as AscendJob
 from evertrain.acjob.podgroup import pod_group
 from evertrain.acjob.pods import Surroundings, new_pod
@@ -129,7 +130,7 @@ async def hub_of(cluster: Cluster, port: int = 0) -> AsyncIterator[Running]:
     server = Server(hub, Security(insecure=True))
     running = asyncio.ensure_future(hub.run())
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             await hub.ready.wait()
             port = await server.start(f"127.0.0.1:{port}")
         yield Running(hub, port, centre, notes, replacements)
@@ -224,7 +225,7 @@ async def eventually(kube: Kube, name: str, condition: Any, namespace: str = "de
     """Until a ConfigMap (None: none) is so."""
     item = None
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             while not condition(item := await find(kube, name, namespace)):
                 await asyncio.sleep(0.02)
     except TimeoutError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.acjob.job import Job as AscendJob
 from evertrain.acjob.podgroup import pod_group
 from evertrain.clusterd.services.access import Security
@@ -290,7 +291,7 @@ async def running(folder: Path, security: Security = OPEN) -> AsyncIterator[Runn
         clusterd = ClusterD(kube, ["127.0.0.1:0"], security, timeline=folder / "timeline.db")
         try:
             async with background(clusterd.run), contextlib.AsyncExitStack() as stack:
-                async with asyncio.timeout(PATIENCE):
+                async with aio.timeout(PATIENCE):
                     await clusterd.ready.wait()
                 yield Running(server, clusterd, f"127.0.0.1:{clusterd.port}", folder, stack)
         finally:

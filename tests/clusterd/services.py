@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from evertrain import aio
 from evertrain.clusterd.model import Device, Job, JobFaults, Pod
 from evertrain.clusterd.recover.events import NotifyNics, NotifyStress, Signal
 from evertrain.clusterd.services import config, fault, health, job, profiling, pubfault, recover, reflection, replies
@@ -222,7 +223,7 @@ async def serving(
 
 
 async def soon(awaitable: Any) -> Any:
-    async with asyncio.timeout(PATIENCE):
+    async with aio.timeout(PATIENCE):
         return await awaitable
 
 

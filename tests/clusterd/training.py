@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 
+from evertrain import aio
 from evertrain.taskd import environment
 from evertrain.taskd.manager.clusterd import ClusterD
 from evertrain.taskd.manager.orders import Signal
@@ -46,4 +47,4 @@ async def main() -> None:
 
 
 if os.environ["RANK"] == "0":
-    asyncio.run(main())
+    aio.run(main())

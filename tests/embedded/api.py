@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
@@ -57,7 +58,7 @@ class EmbeddedApi:
         self._store_options = store_options
         self._started = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread = threading.Thread(target=lambda: aio.run(self._main()), daemon=True)
 
     def __enter__(self) -> Running:
         self._thread.start()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from tests.launch.harness import ROOT
 
 HERE = "here"
@@ -166,4 +167,4 @@ if __name__ == "__main__":
         doomed.stop_at(to, at)
     else:
         sideprocess._PROGRAM = _SIDE.format(folder=to, phase=at)
-    asyncio.run(_main(Path(to)))
+    aio.run(_main(Path(to)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.network.fabric import Fabric, NotAllowed
 
 
@@ -18,7 +17,7 @@ def _why_not() -> str:
         fabric.close()
         return ""
 
-    return asyncio.run(attempt())
+    return aio.run(attempt())
 
 
 needs_networks = pytest.mark.skipif(bool(_why_not()), reason="namespaces for networks need root or user namespaces")

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from evertrain import aio
 from evertrain.embedded import volcano
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
@@ -164,7 +165,7 @@ async def soon(condition: Callable[[], Any], patience: float = 3.0) -> None:
 
 
 def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 90))
+    aio.run(asyncio.wait_for(work, 90))
 
 
 async def ready(cluster: SmallCluster, name: str, word: str = "ready") -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd.faults.centre import FaultCentre
 from evertrain.clusterd.faults.outputs import ClusterInfo
 from evertrain.clusterd.jobs.globaltable import BadTable, assemble, read_table
@@ -249,7 +250,7 @@ async def test_a_whole_clusterd(tmp_path: Path) -> None:
 async def ask(client: Client, requests: Requests, known: Known) -> None:
     """It is answered as documented."""
     method, content = requests.any()
-    async with asyncio.timeout(PATIENCE):
+    async with aio.timeout(PATIENCE):
         answer = await client.answer(method, content)
     right = documented(method, content, known)
     assert is_right(answer, right), f"seed {SEED}: {method.path}, {content!r}: {answer!r}, not of {right}"
@@ -269,7 +270,7 @@ async def test_whatever_is_asked(tmp_path: Path) -> None:
 
 
 async def public_faults_are_taken(client: Client) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with aio.timeout(PATIENCE):
         while True:
             answer = await client.call("PubFault/SendPublicFault", **PUBLIC)
             if answer.code != 410:  # there were many

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from evertrain import aio
 from evertrain.mindio import framing
 from evertrain.mindio import protocol as p
 from evertrain.mindio.board import Board
@@ -104,7 +105,7 @@ def test_strangers_at_the_controller() -> None:
             opened[0].close()
             await server.close()
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def _known(fuzzer: Fuzzer, server: Server) -> p.Hello:
@@ -150,7 +151,7 @@ def test_members_of_a_job_that_say_anything() -> None:
         assert growth.megabytes() < MAX_GROWTH, f"seed {SEED}"
         assert jobs > 1, "no job came to an end: the fuzzer is too tame"
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_controller_that_says_anything() -> None:

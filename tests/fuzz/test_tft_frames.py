@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from evertrain import aio
 from evertrain.mindio import framing, protocol
 from evertrain.mindio.tft import link as processor_link
 from evertrain.mindio.tft import messages
@@ -62,7 +63,7 @@ def test_strangers_at_the_controller() -> None:
         assert member._transport is not None and not member._transport.is_closing()
         member.connection_lost(None)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_members_that_say_anything() -> None:
@@ -99,7 +100,7 @@ def test_members_that_say_anything() -> None:
                 controller._tick.cancel()
         assert growth.megabytes() < MAX_GROWTH, f"seed {SEED}"
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_controller_that_says_anything() -> None:

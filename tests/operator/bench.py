@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from evertrain.operator.shell import Operator
 from tests.kube.fake import FakeKube
 from tests.operator.acjobs import ascend_job
 
-NOW = datetime(2026, 1, 1, 10, tzinfo=UTC)
+NOW = datetime(2026, 1, 1, 10, tzinfo=timezone.utc)
 
 
 class Bench:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.acjob import crd
 from evertrain.embedded import volcano
 from evertrain.embedded.api.bootstrap import bootstrap
@@ -91,6 +92,6 @@ async def background(*parts: Callable[[], Awaitable[None]]) -> AsyncIterator[Non
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 180.0) -> None:
-    async with asyncio.timeout(seconds):
+    async with aio.timeout(seconds):
         while not await condition():
             await asyncio.sleep(0.02)

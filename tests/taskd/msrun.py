@@ -10,6 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from evertrain import aio
+
 WORKERS = """
 import os, signal, subprocess, sys
 
@@ -117,7 +119,7 @@ class Launcher:
 
     async def says(self, text: str) -> None:
         try:
-            async with asyncio.timeout(90):
+            async with aio.timeout(90):
                 while text not in self.said():
                     await asyncio.sleep(0.02)
         except TimeoutError:
@@ -126,7 +128,8 @@ class Launcher:
     async def ended(self) -> int:
         assert self._process is not None
         try:
-            return await asyncio.wait_for(self._process.wait(), 90)
+            async with aio.timeout(90):
+                return await self._process.wait()
         except TimeoutError:
             raise AssertionError(self.said()) from None
 
@@ -134,7 +137,7 @@ class Launcher:
         """Process id and restart type of a rank's last process, when it is the count-th."""
         file = self.folder / f"rank{rank}"
         try:
-            async with asyncio.timeout(90):
+            async with aio.timeout(90):
                 while len(lines := file.read_text().splitlines() if file.exists() else []) < count:
                     await asyncio.sleep(0.02)
         except TimeoutError:
@@ -147,7 +150,7 @@ class Launcher:
         """It has looked at everything once more, from beginning to end; who ends processes looks twice."""
         file = self.folder / "looks"
         before = file.stat().st_size
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while file.stat().st_size < before + 3:
                 await asyncio.sleep(0.02)
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evertrain import aio
+
 if TYPE_CHECKING:
     from tests.taskd.jobs import TwoPods
 
@@ -47,7 +49,7 @@ class Pace:
     async def to(self, step: int, limit: float = 300) -> None:
         """Let the training go on, and wait until all ranks have done this step."""
         self.allow(step)
-        async with asyncio.timeout(limit):
+        async with aio.timeout(limit):
             while any(self.step(rank) < step for rank in RANKS):
                 await asyncio.sleep(0.02)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed
 
+from evertrain import aio
 from evertrain.taskd import frames
 from evertrain.taskd.frames import Body
 from evertrain.taskd.net.node import Node
@@ -135,7 +136,8 @@ class Pods:
 
     async def hear(self, node: int, limit: float = 90) -> Body:
         try:
-            return await asyncio.wait_for(self.heard[node].get(), limit)
+            async with aio.timeout(limit):
+                return await self.heard[node].get()
         except TimeoutError:
             raise AssertionError(f"nothing from node {node}\n{self.output(node)}") from None
 
@@ -164,7 +166,7 @@ class Pods:
     async def _patience(self, lacking: str) -> AsyncIterator[None]:
         """A while. Then it is told what was lacking, and what the pods have said."""
         try:
-            async with asyncio.timeout(90):
+            async with aio.timeout(90):
                 yield
         except TimeoutError:
             said = "".join(f"\n== node {node}\n{self.output(node)}{self.log(node)}" for node in self.pods)

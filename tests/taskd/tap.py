@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from evertrain import aio
 from evertrain.taskd.net.server import SERVICE
 from evertrain.wire import service
 from evertrain.wire.tasknet_pb2 import Ack, Message, PathDiscoveryReq, RegisterReq
@@ -34,7 +35,7 @@ class Story:
 
     async def until(self, line: str, limit: float = 300, times: int = 1) -> None:
         """Until something has been said, this often."""
-        async with asyncio.timeout(limit):
+        async with aio.timeout(limit):
             while self.lines.count(line) < times:
                 self._changed.clear()
                 await self._changed.wait()

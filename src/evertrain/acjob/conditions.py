@@ -6,9 +6,10 @@ Failed is final. Running and Restarting exclude each other. When the job ends, R
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from evertrain.kube.port import Object
+from evertrain.kube.times import parse_time
 
 CREATED, RUNNING, RESTARTING, SUCCEEDED, FAILED = "Created", "Running", "Restarting", "Succeeded", "Failed"
 
@@ -29,11 +30,7 @@ AGES = 10**10
 
 
 def timestamp(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return now.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_after(text: str, seconds: int) -> datetime:

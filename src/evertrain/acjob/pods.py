@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from evertrain.acjob import names
-from evertrain.acjob.conditions import parse_time
 from evertrain.acjob.environment import environment
 from evertrain.acjob.job import Job, ascend_container
 from evertrain.acjob.service import identity
 from evertrain.kube.port import Object
+from evertrain.kube.times import parse_time
 
 NO_EXIT_CODE = 48879
 """Stands for the exit code of a container that has none, as of a pod that was evicted before it ran."""

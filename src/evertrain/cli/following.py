@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 
+from evertrain import aio
 from evertrain.cli import manifest, printing, running
 from evertrain.cli.connection import Connection, path_of
 from evertrain.cli.objects import lines
@@ -126,7 +127,7 @@ class Follower:
             self._news.clear()
             waits = self._obstacles() and not any(_runs(pod) for pod in self._own_pods())
             try:
-                async with asyncio.timeout(STUCK if waits else None):
+                async with aio.timeout(STUCK if waits else None):
                     await self._news.wait()
             except TimeoutError:
                 if self._alone:

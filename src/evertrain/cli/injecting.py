@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 
 from evertrain.cli import connection, printing
@@ -354,4 +354,4 @@ def _is_held(data: dict[str, str], fault: AnyFault) -> bool:
 def _moment(ms: int | None) -> str:
     if ms is None:
         return "-"
-    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().strftime("%H:%M:%S")
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).astimezone().strftime("%H:%M:%S")

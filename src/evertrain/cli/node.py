@@ -8,12 +8,12 @@ of the cluster, and kubectl can give it, too.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from evertrain import aio
 from evertrain.cli import running
 from evertrain.cli.objects import cluster_options
 from evertrain.cli.running import CommandError, UsageError
@@ -197,7 +197,7 @@ async def _switch(kube: Connection, name: str, word: str, instead: str = "") -> 
         version = node["metadata"]["resourceVersion"]
         changes = kube.watch(NODE, resource_version=version, fields=f"metadata.name={name}")
         try:
-            async with asyncio.timeout(PATIENCE), contextlib.aclosing(changes):  # type: ignore[type-var]
+            async with aio.timeout(PATIENCE), contextlib.aclosing(changes):  # type: ignore[type-var]
                 async for change in changes:
                     if answer(change.object) == wanted:
                         break

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evertrain import aio
 from evertrain.cli import running
 from evertrain.cli.running import CommandError, UsageError
 from evertrain.embedded import instance
@@ -213,7 +214,7 @@ async def _describe(kube: Connection, arguments: argparse.Namespace) -> int:
             meant = (metadata["uid"], metadata["name"] if kind.kind == "Node" else "", None)
             listed = (await kube.list(EVENT, namespace, fields=fields)).items
             events = [event for event in listed if event["involvedObject"].get("uid") in meant]
-            texts.append(printing.describe(item, events, datetime.now(UTC)))
+            texts.append(printing.describe(item, events, datetime.now(timezone.utc)))
     if not texts:
         print("No resources found.", file=sys.stderr)
     print("\n".join(texts), end="")
@@ -339,7 +340,7 @@ async def gone(kube: Connection, kind: Kind, name: str, namespace: str | None, u
 
     fields = f"metadata.name={name}"
     try:
-        async with asyncio.timeout(DELETE_PATIENCE):
+        async with aio.timeout(DELETE_PATIENCE):
             while True:
                 listing = await kube.list(kind, namespace, fields=fields)
                 if not any(item["metadata"]["uid"] == uid for item in listing.items):

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from evertrain.kube.times import parse_time
+
 Object = dict[str, Any]
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -88,7 +90,7 @@ def describe(item: Object, events: Sequence[Object], now: datetime) -> str:
 def age(timestamp: str, now: datetime) -> str:
     """How long ago, in the two largest units, as kubectl has it."""
     try:
-        seconds = max(int((now - datetime.fromisoformat(timestamp)).total_seconds()), 0)
+        seconds = max(int((now - parse_time(timestamp)).total_seconds()), 0)
     except (ValueError, TypeError):
         return "<unknown>"
     for unit, length, finer, finer_length in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evertrain import aio
 from evertrain.cli import manifest, running
 from evertrain.cli.running import CommandError, UsageError
 from evertrain.cli.up import START_PATIENCE, check_nodes, node_options, settings_of
@@ -89,7 +90,7 @@ async def _follow(submission: Submission, lasting: bool, seconds: float | None) 
 
     follower = None
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with aio.timeout(seconds) as limit:
             submitted = await submission.submit()
             follower = Follower(submission.kube, submitted, submission.job, alone=not lasting)
             return await follower.follow()
@@ -181,7 +182,7 @@ async def _running_cluster(arguments: argparse.Namespace) -> Path | None:
 async def _until_it_serves(folder: Path) -> instance.Running | None:
     """None if it ends instead."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(START_PATIENCE):
+        async with aio.timeout(START_PATIENCE):
             while (there := instance.find(folder)) is not None and not there.kubeconfig:
                 await asyncio.sleep(0.1)
             return there

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from evertrain import aio
+
 PACKAGES = ("lightkube", "starlette", "uvicorn", "cryptography")
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -31,7 +33,7 @@ def run(command: str, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     from evertrain.kube.port import ApiError
 
     try:
-        code = asyncio.run(main())
+        code = aio.run(main())
     except UsageError as error:
         return complain(command, str(error), USAGE)
     except CommandError as error:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evertrain import aio
 from evertrain.cli import running
 from evertrain.cli.running import CommandError
 from evertrain.embedded import instance
@@ -265,7 +266,7 @@ async def _detach(argv: Sequence[str], folder: Path) -> int:
     finally:
         os.close(writer)
     try:
-        async with asyncio.timeout(START_PATIENCE):
+        async with aio.timeout(START_PATIENCE):
             said = await _read(reader)
     except TimeoutError:
         await _end(process)

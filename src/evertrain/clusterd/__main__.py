@@ -18,7 +18,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from evertrain import __version__
+from evertrain import __version__, aio
 from evertrain.clusterd.leading import show_leader
 from evertrain.clusterd.metrics import Figures
 from evertrain.clusterd.services.access import Security
@@ -128,7 +128,7 @@ async def run(options: argparse.Namespace) -> None:
             clusterd = ClusterD(kube, [where], who, timeline=options.timeline)
             figures = Figures(clusterd, kube.answers).collect
             await lead(kube, clusterd, where, options, figures, lambda: daemon.connected(options))
-    except ExceptionGroup as group:
+    except aio.ExceptionGroup as group:
         raise _known(group.exceptions[0]) from group
     except OSError as error:
         raise _known(error) from error

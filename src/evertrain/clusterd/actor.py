@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evertrain import aio
 from evertrain.clusterd.clock import SteadyClock
 from evertrain.clusterd.keep import Keeper, Record, changes_cluster
 from evertrain.clusterd.lanes import Lanes, waits_for
@@ -224,7 +225,7 @@ class Actor:
             if deadline is None and self._keeper.exists and self.machine.may_start_om():
                 try:
                     self._news.clear()
-                    async with asyncio.timeout(SETTLED):
+                    async with aio.timeout(SETTLED):
                         await self._news.wait()
                     continue
                 except TimeoutError:
@@ -238,7 +239,7 @@ class Actor:
                 left = None
             self._news.clear()
             try:
-                async with asyncio.timeout(left):
+                async with aio.timeout(left):
                     await self._news.wait()
             except TimeoutError:
                 continue
@@ -254,7 +255,7 @@ class Actor:
             return False
         self._news.clear()
         try:
-            async with asyncio.timeout_at(self._unsettled):
+            async with aio.timeout_at(self._unsettled):
                 await self._news.wait()
         except TimeoutError:
             await self._settle()

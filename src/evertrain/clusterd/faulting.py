@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.clusterd.faults import manual, outputs, public
 from evertrain.clusterd.faults.centre import FaultCentre
 from evertrain.clusterd.faults.faultlog import FaultLog
@@ -168,7 +169,7 @@ class Faults:
         self._process()
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             tasks.create_task(self._cluster_info.run())
             tasks.create_task(self._others.run())
             tasks.create_task(self._keeping())
@@ -176,7 +177,7 @@ class Faults:
             while True:
                 left = None if due is None else max(0.0, due / 1000 - self._clock())
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
+                    async with aio.timeout(left):
                         await self._news.wait()
                 due = self._process()
                 await asyncio.sleep(LEAST_PAUSE)
@@ -284,7 +285,7 @@ class Faults:
         kept = b""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(KEEP_EVERY):
+                async with aio.timeout(KEEP_EVERY):
                     await self._hurry.wait()
             self._hurry.clear()
             unkept, self._unkept = self._unkept, []

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from evertrain import aio
 from evertrain.acjob import names
 from evertrain.clusterd import keep, traces
 from evertrain.clusterd.effects import Carrier, Notes, Replaces
@@ -97,7 +98,7 @@ class Hub:
     async def _run(self) -> None:
         self.observer.listen(self._job_changed)
         self._faults.listen(self._recoveries.faults_changed, self._labels_changed)
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             caches = await self.observer.caches()
             for cache in caches:
                 tasks.create_task(cache.run())
@@ -290,7 +291,7 @@ class Hub:
     async def public_fault(self, message: Mapping[str, object]) -> str:
         self._check()
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 return await self._faults.public_fault(message)
         except TimeoutError:
             raise Unavailable("what is wrong can't be kept now") from None

@@ -7,9 +7,9 @@ is wanted when it begins: a label that is set and removed at once can't end up s
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+from evertrain import aio
 from evertrain.clusterd.model import Job, Pod
 from evertrain.clusterd.recover.events import PatchPod
 from evertrain.clusterd.recover.names import FAULT_TYPE
@@ -53,7 +53,7 @@ class Labels:
             self._queue.add(uid)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             for _ in range(WORKERS):
                 tasks.create_task(self._work())
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from evertrain import aio
 from evertrain.kube.cache import Key
 from evertrain.kube.port import CONFIG_MAP, AlreadyExists, ApiError, Kube, NotFound, Object
 from evertrain.kube.queue import WorkQueue
@@ -62,7 +63,7 @@ class Publisher:
                 self._waiting.discard(done)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             for _ in range(self._workers):
                 tasks.create_task(self._work())
 

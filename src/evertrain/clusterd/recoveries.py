@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from evertrain import aio
 from evertrain.acjob import names
 from evertrain.clusterd import keep
 from evertrain.clusterd.actor import STRESS, Actor
@@ -63,7 +64,7 @@ class Recoveries:
         self._faults, self._job_infos = faults, job_infos
         self._inited: set[str] = set()
         self._actors: dict[str, Actor] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: aio.TaskGroup | None = None
         self._places = asyncio.Semaphore(AT_ONCE)
         self.pages = Pages(kube)
 
@@ -79,7 +80,7 @@ class Recoveries:
         """Is it registered?"""
         return job in self._actors
 
-    def start(self, tasks: asyncio.TaskGroup, jobs: Mapping[str, Job], left: Sequence[keep.Record]) -> None:
+    def start(self, tasks: aio.TaskGroup, jobs: Mapping[str, Job], left: Sequence[keep.Record]) -> None:
         """Goes on with what another ClusterD has left."""
         self._tasks = tasks
         for record in left:
@@ -150,7 +151,7 @@ class Recoveries:
             if again:
                 self._faults.process_report(job, again)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 known = await actor.tell(report)
         except TimeoutError:
             raise Unavailable(f"jobId={job}: the report can't be kept now") from None
@@ -159,7 +160,7 @@ class Recoveries:
     async def order(self, job: str, order: Order) -> bool:
         actor = self._actors.get(job)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 if actor is None or not await actor.tell(order, guarded=True):
                     return False
         except TimeoutError:
@@ -173,7 +174,7 @@ class Recoveries:
         if actor is None:
             return None
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 return await actor.signals()
         except TimeoutError:
             raise Unavailable(f"jobId={job}: what it is to be told can't be kept now") from None

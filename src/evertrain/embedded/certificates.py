@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import yaml
@@ -103,7 +103,7 @@ def is_usable(pem: bytes, host: str = "") -> bool:
         found = x509.load_pem_x509_certificate(pem)
     except ValueError:
         return False
-    if found.not_valid_after_utc < datetime.now(UTC) + timedelta(days=_RENEW_DAYS):
+    if found.not_valid_after_utc < datetime.now(timezone.utc) + timedelta(days=_RENEW_DAYS):
         return False
     if not host:
         return True
@@ -137,7 +137,7 @@ class Pair:
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -1,4 +1,4 @@
-"""System calls that Python 3.11 doesn't have: namespaces, mounts, process settings."""
+"""System calls that Python doesn't have before 3.12: namespaces, mounts, process settings."""
 
 from __future__ import annotations
 

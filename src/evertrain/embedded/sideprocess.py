@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
+
 PATIENCE = 30.0
 MAX_MESSAGE = 65536
 MAX_DESCRIPTORS = 4
@@ -124,7 +126,7 @@ class SideProcess:
         self._readable = readable = asyncio.Event()
         loop.add_reader(connection, readable.set)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 await readable.wait()
         except TimeoutError:
             raise Lost(f"{self._what} does not answer") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +21,11 @@ from evertrain.faultcodes.levels import (
     switch_level,
     worst,
 )
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 MINOR = 1
 """Of the severities by which a chip's driver calls an event: 0 is a suggestion, 2 major, 3 critical."""

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
+from evertrain import aio
 from evertrain.kube.port import ApiError, Change, Gone, Kind, Kube, NotFound, Object
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Cache:
         """Waits until a change in the cache makes the condition true; False if it doesn't in time."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeout):
+            async with aio.timeout(timeout):
                 while not condition():
                     changed: asyncio.Future[None] = loop.create_future()
                     self._waiting.add(changed)

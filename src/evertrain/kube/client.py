@@ -6,7 +6,6 @@ used: they drop fields that they don't know, and an operator that writes an obje
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import random
@@ -21,6 +20,7 @@ import msgspec
 from lightkube.config import client_adapter
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 
+from evertrain import aio
 from evertrain.kube.port import AlreadyExists, ApiError, Change, Conflict, Gone, Kind, Listing, NotFound, Object
 
 httpx = client_adapter.httpx
@@ -129,7 +129,7 @@ class Client:
     async def _begun(self, request: Any) -> Any:
         """The response to a watch, of which only the head has come."""
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT):
+            async with aio.timeout(ANSWER_TIMEOUT):
                 response = await self._counted("GET", self._http.send(request, stream=True))
         except TimeoutError:
             raise TimeoutError(f"the watch has not begun within {ANSWER_TIMEOUT:g} s") from None

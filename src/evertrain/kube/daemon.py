@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.kube.client import Client
 from evertrain.kube.lease import CannotLead, LostLeadership
 
@@ -91,7 +92,7 @@ async def health(
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(5):
+            async with aio.timeout(5):
                 request = await reader.readuntil(b"\r\n\r\n")
                 if request.startswith((b"GET /metrics ", b"GET /metrics?")):
                     writer.write(_shown(metrics))
@@ -128,7 +129,7 @@ def run(name: str, options: argparse.Namespace, work: Callable[[argparse.Namespa
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     try:
-        asyncio.run(_until_stopped(work(options)))
+        aio.run(_until_stopped(work(options)))
     except LostLeadership as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1

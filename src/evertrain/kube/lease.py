@@ -13,8 +13,9 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
+from evertrain import aio
 from evertrain.kube import namespaces
 from evertrain.kube.port import LEASE, AlreadyExists, ApiError, Conflict, Kube, NotFound, Object
 from evertrain.kube.thread import beside
@@ -58,7 +59,7 @@ def taken(lease: Object, me: str, now: datetime, duration: float) -> Object:
     """The lease after `me` has taken or renewed it."""
     lease = copy.deepcopy(lease)
     spec = lease.setdefault("spec", {})
-    at = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    at = now.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     if spec.get("holderIdentity") != me:
         had = spec.get("holderIdentity")
         spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if had is not None else 0)
@@ -148,7 +149,7 @@ class Leader:
         renewed = self._asked
         while True:
             try:
-                async with asyncio.timeout_at(renewed + self._deadline):
+                async with aio.timeout_at(renewed + self._deadline):
                     await asyncio.sleep(self._period)
                     while not (lives() and await self._try(kube, leads=True)):
                         await asyncio.sleep(self._period)
@@ -161,9 +162,9 @@ class Leader:
         """Takes or renews the lease; False if it is another's or can't be reached. Who leads and finds that somebody
         else has or had it meanwhile has lost it, however free it is by now."""
         loop = asyncio.get_running_loop()
-        self._asked, now = loop.time(), datetime.now(UTC)
+        self._asked, now = loop.time(), datetime.now(timezone.utc)
         try:
-            async with asyncio.timeout(self._period):
+            async with aio.timeout(self._period):
                 try:
                     lease = await kube.get(LEASE, self._name, self._namespace)
                 except NotFound:
@@ -201,7 +202,7 @@ class Leader:
     async def _release(self) -> None:
         """So that the next one needn't wait."""
         try:
-            async with asyncio.timeout(self._period):
+            async with aio.timeout(self._period):
                 lease = await self._kube.get(LEASE, self._name, self._namespace)
                 if (lease.get("spec") or {}).get("holderIdentity") == self.me:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}

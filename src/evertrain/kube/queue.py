@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from evertrain import aio
+
 Key = TypeVar("Key", bound=Hashable)
 
 FIRST_DELAY, MAX_DELAY = 0.005, 20.0
@@ -81,7 +83,7 @@ class WorkQueue(Generic[Key]):
                 return key
             self._news.clear()
             try:
-                async with asyncio.timeout(delay):
+                async with aio.timeout(delay):
                     await self._news.wait()
             except TimeoutError:
                 continue

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from evertrain import aio
+
 
 async def beside(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
     """Until it ends, with what it raises. Who is cancelled cancels it, and waits for its end."""
@@ -26,7 +28,7 @@ async def beside(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> No
     def run() -> None:
         end: BaseException | None = None
         try:
-            asyncio.run(main())
+            aio.run(main())
         except BaseException as error:
             end = error
         finally:

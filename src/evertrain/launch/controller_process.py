@@ -7,7 +7,6 @@ that ended: any other means that the job has lost it.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import json
 import logging
@@ -17,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from evertrain import aio
 from evertrain.mindio import tls
 from evertrain.mindio.controller.host import ControllerHost
 from evertrain.mindio.controller.machine import Machine
@@ -61,7 +61,7 @@ def main() -> int:
     if os.getppid() != int(os.environ["EVERTRAIN_AGENT_PID"]):
         return 1  # the signal is only sent for a death that is still to come
     logging.basicConfig(level=logging.ERROR, format="evertrain: %(message)s")
-    asyncio.run(serve(json.loads(os.environ[PAIR])))
+    aio.run(serve(json.loads(os.environ[PAIR])))
     return 0
 
 

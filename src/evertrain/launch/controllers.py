@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from evertrain import aio
 from evertrain.launch import nodes
 from evertrain.launch.config import LaunchConfig
 from evertrain.launch.events import EventsFile
@@ -145,7 +146,7 @@ class _Pair:
         )  # fmt: skip
         assert process.stdout is not None
         try:
-            async with asyncio.timeout(config.timing.start):
+            async with aio.timeout(config.timing.start):
                 address = (await process.stdout.readline()).decode().strip()
         except TimeoutError:
             address = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from evertrain import __version__
@@ -47,7 +47,7 @@ class EventsFile:
 
     def tell(self, event: str, **fields: Any) -> None:
         """An event of the launcher's own."""
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         self.write({"event": event, **fields, "at": at, "t": time.monotonic()})
 
     def write(self, record: dict[str, Any]) -> None:

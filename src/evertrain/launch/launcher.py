@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from evertrain import aio
 from evertrain.launch import args, controllers
 from evertrain.launch.config import LaunchConfig
 from evertrain.launch.events import EventsFile
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     logging.basicConfig(level=logging.ERROR, format="evertrain: %(message)s")
     try:
-        return asyncio.run(launch(config))
+        return aio.run(launch(config))
     except LinkError as error:
         print(f"evertrain: {error}", file=sys.stderr)
         return INTERNAL_ERROR

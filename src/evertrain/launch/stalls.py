@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from evertrain import aio
 from evertrain.launch import diagnosis, procfs
 from evertrain.launch.diagnosis import Evidence, Sample, StepClock, Suspicion
 from evertrain.launch.processes import Process
@@ -50,7 +51,7 @@ class StallWatcher:
     async def run(self) -> None:
         interval = min(max(self._timing.bound / 10, 0.02), 0.25)
         last = time.monotonic()
-        async with asyncio.TaskGroup() as investigations:
+        async with aio.TaskGroup() as investigations:
             while True:
                 await asyncio.sleep(interval)
                 now = time.monotonic()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from evertrain import aio
 from evertrain.launch import args, report
 from evertrain.launch.config import STDERR, LaunchConfig
 from evertrain.launch.events import EventsFile
@@ -269,7 +270,7 @@ class Supervisor:
 
     def _on_chore_done(self, chore: asyncio.Task[None]) -> None:
         if not chore.cancelled() and (error := chore.exception()) is not None:
-            while isinstance(error, BaseExceptionGroup):
+            while isinstance(error, aio.BaseExceptionGroup):
                 error = error.exceptions[0]
             self.fail(f"{type(error).__name__}: {error}")
 
@@ -485,7 +486,7 @@ class Supervisor:
     async def _wait_for_all(self, seconds: float) -> None:
         if self._living:
             try:
-                async with asyncio.timeout(seconds):
+                async with aio.timeout(seconds):
                     await self._nobody_lives.wait()
             except TimeoutError:
                 pass

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 
+from evertrain import aio
 from evertrain.mindio import framing, protocol
 from evertrain.mindio.tls_stream import HandshakeError, TlsStream
 
@@ -60,7 +61,7 @@ class AsyncLink(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         link, accepted = None, False
         try:
-            async with asyncio.timeout(timeout):
+            async with aio.timeout(timeout):
                 _, link = await loop.create_connection(lambda: cls(on_message, on_lost, tls), *address)
                 link.send(hello)
                 welcome = await link._welcomed

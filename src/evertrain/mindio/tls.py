@@ -16,7 +16,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TypeVar
 
@@ -123,7 +123,7 @@ def client_context(info: TlsInfo, decrypt: Decrypt | None = None) -> ssl.SSLCont
 
 
 def _fill(context: ssl.SSLContext, info: TlsInfo, decrypt: Decrypt | None) -> None:
-    check(info, datetime.now(UTC))
+    check(info, datetime.now(timezone.utc))
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.set_ciphers(_CIPHERS)
     for path in (*info.ca, *info.crl):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from evertrain.mindio.tls import Lookout, TlsError, TlsInfo, expiring
 
@@ -23,7 +23,7 @@ class DateWatch:
 
     def _look(self) -> None:
         try:
-            for warning in expiring(self._info, datetime.now(UTC), self._lookout.ahead):
+            for warning in expiring(self._info, datetime.now(timezone.utc), self._lookout.ahead):
                 self._warn(warning)
         except TlsError as error:
             self._warn(str(error))

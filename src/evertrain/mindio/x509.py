@@ -10,7 +10,7 @@ import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 _UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
 _RSA = bytes.fromhex("2a864886f70d010101")
@@ -88,7 +88,7 @@ def _key(info: bytes) -> tuple[str, int]:
     material = material[1:]  # a bit string begins with the number of its unused bits
     if kind in (_RSA, _RSA_PSS):
         modulus = next(_elements(next(_elements(material))[1]))[1]
-        return "RSA", int.from_bytes(modulus).bit_length()
+        return "RSA", int.from_bytes(modulus, "big").bit_length()
     if kind == _EC:
         compressed = material[0] in (2, 3)
         return "EC", (len(material) - 1) * 8 // (1 if compressed else 2)
@@ -112,7 +112,7 @@ def _time(tag: int, value: bytes) -> datetime:
     if tag == _UTC_TIME:
         # Two digits of the year, from 1950 to 2049.
         text = ("19" if text[:2] >= "50" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc)
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -122,7 +122,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
         tag, length, at = data[at], data[at + 1], at + 2
         if length >= 0x80:
             digits = length & 0x7F
-            length, at = int.from_bytes(data[at : at + digits]), at + digits
+            length, at = int.from_bytes(data[at : at + digits], "big"), at + digits
         if at + length > len(data):
             raise ValueError("cut off")
         yield tag, data[at : at + length]

@@ -7,14 +7,13 @@ server's management controller are accepted and do nothing.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evertrain import __version__
+from evertrain import __version__, aio
 from evertrain.kube import daemon
 from evertrain.kube.daemon import CannotStart
 from evertrain.kube.metrics import page
@@ -138,7 +137,7 @@ async def run(options: argparse.Namespace) -> None:
             node_seconds=NODE_SECONDS,
         )
         metrics = page(Figures(node, kube.answers).collect)
-        async with daemon.health(options, sources.is_ready, metrics), asyncio.TaskGroup() as tasks:
+        async with daemon.health(options, sources.is_ready, metrics), aio.TaskGroup() as tasks:
             tasks.create_task(sources.run())
             tasks.create_task(node.run())
 

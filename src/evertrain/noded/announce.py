@@ -69,7 +69,7 @@ class Announcer:
 
     def _event(self, news: News, uid: str) -> Object:
         reason, fault, level = news
-        moment = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        moment = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
             "apiVersion": "v1",
             "kind": "Event",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from evertrain.faultcodes.rules import Upgrade
+from evertrain.kube.times import parse_time
 from evertrain.wire import faultinfo
 from evertrain.wire.faultinfo import BadInfo, DeviceInfo, NodeInfo, SwitchInfo
 
@@ -67,7 +68,7 @@ class NodeContent:
     info: NodeInfo
 
     def render(self, there: Mapping[str, str], now: float) -> dict[str, str | None]:
-        moment = datetime.datetime.fromtimestamp(int(now), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        moment = datetime.datetime.fromtimestamp(int(now), datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return {faultinfo.NODE_INFO: faultinfo.encode_node(self.info), faultinfo.UPDATE_TIME: moment}
 
     def annotations(self) -> dict[str, str]:
@@ -77,7 +78,7 @@ class NodeContent:
         if data.get(faultinfo.NODE_INFO) != faultinfo.encode_node(self.info):
             return None
         try:
-            return now - datetime.datetime.fromisoformat(data[faultinfo.UPDATE_TIME]).timestamp()
+            return now - parse_time(data[faultinfo.UPDATE_TIME]).timestamp()
         except (KeyError, ValueError):
             return None
 

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from evertrain import aio
 from evertrain.faultcodes.rules import Upgrade, Upgrades
 from evertrain.kube.port import Kube, Object
 from evertrain.noded import codes, contents, injected, picture
@@ -121,7 +122,7 @@ class NodeDaemon:
                 if isinstance(detector, Resumes):
                     detector.resume(node_faults)
             self._settle()
-            async with asyncio.TaskGroup() as tasks:
+            async with aio.TaskGroup() as tasks:
                 tasks.create_task(self.device.run())
                 tasks.create_task(self.info.run())
                 tasks.create_task(self._announcer.run())
@@ -203,7 +204,7 @@ class NodeDaemon:
             self._device_seen = []
             times = [each for each in (self._board.next_ms, self._upgrades.next_ms(now)) if each is not None]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.01, (min(times) - now_ms()) / 1000) if times else None):
+                async with aio.timeout(max(0.01, (min(times) - now_ms()) / 1000) if times else None):
                     await self._news.wait()
 
     def _look(self, now: int) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from evertrain import aio
 from evertrain.kube.port import CONFIG_MAP, AlreadyExists, ApiError, Kube, NotFound, Object
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Sheet:
 
     async def _wait(self, seconds: float | None) -> None:
         try:
-            async with asyncio.timeout(seconds):
+            async with aio.timeout(seconds):
                 await self._news.wait()
         except TimeoutError:
             pass

@@ -6,10 +6,10 @@ One for all daemons of a process: with fifty virtual nodes there are still seven
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from evertrain import aio
 from evertrain.faultcodes import overrides
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import CONFIG_MAP, NODE, POD, Kube, Object
@@ -82,7 +82,7 @@ class Sources:
         )  # fmt: skip
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             for cache in self._caches:
                 tasks.create_task(cache.run())
 

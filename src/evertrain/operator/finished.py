@@ -5,6 +5,7 @@ from __future__ import annotations
 from evertrain.acjob import conditions as c
 from evertrain.acjob.pods import is_extra, is_going, is_owned, phase
 from evertrain.kube.port import ASCEND_JOB, POD, POD_GROUP, SERVICE, Kind, Object
+from evertrain.kube.times import parse_time
 from evertrain.operator.actions import Action, Delete, Emit, Observed, Outcome, WriteStatus
 
 
@@ -60,4 +61,4 @@ def _was_overdue(status: Object, policy: Object) -> bool:
     seconds, started = policy.get("activeDeadlineSeconds"), status.get("startTime")
     if seconds is None or started is None or not c.is_true(status["conditions"], c.FAILED):
         return False
-    return c.parse_time(status["completionTime"]) >= c.seconds_after(started, seconds)
+    return parse_time(status["completionTime"]) >= c.seconds_after(started, seconds)

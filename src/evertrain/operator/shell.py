@@ -9,9 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.kube.cache import Key, key_of
 from evertrain.kube.port import ApiError, Kube
 from evertrain.kube.queue import WorkQueue
@@ -31,7 +32,7 @@ TROUBLES = UNFINISHED, API, DEFECT = "unfinished", "api", "defect"
 
 
 def utc_now() -> datetime:
-    return datetime.now(UTC)
+    return datetime.now(timezone.utc)
 
 
 class Operator:
@@ -70,7 +71,7 @@ class Operator:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         self.observer.listen(self._queue.add)
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             for cache in self.observer.caches:
                 tasks.create_task(cache.run())
             await self.observer.synced()

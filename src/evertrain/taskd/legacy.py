@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from evertrain import aio
 from evertrain.taskd import environment
 from evertrain.taskd.ip import host_problem
 from evertrain.taskd.manager import reports
@@ -133,7 +134,7 @@ class DLRecoverManager:
 
     async def _start(self) -> None:
         try:
-            async with asyncio.timeout(INIT_LIMIT):
+            async with aio.timeout(INIT_LIMIT):
                 if not await self._link.init():
                     log.warning("ClusterD has no process-level recovery for this job")
                     return
@@ -143,7 +144,7 @@ class DLRecoverManager:
         if not await self._bridge.start():
             return
         try:
-            async with asyncio.timeout(LINK_LIMIT):
+            async with aio.timeout(LINK_LIMIT):
                 while not await self._bridge.linked():
                     await asyncio.sleep(_LOOK)
         except TimeoutError:

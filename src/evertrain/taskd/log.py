@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 PATH, FILE_LEVEL = "TASKD_LOG_PATH", "TASKD_FILE_LOG_LEVEL"
@@ -144,7 +144,7 @@ class RotatingFile(logging.Handler):
                     each.unlink()
 
     def _backup(self, at: float) -> Path:
-        stamp = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
+        stamp = datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3]
         return self._path.with_name(f"{self._path.stem}-{stamp}{self._path.suffix}")
 
 

@@ -12,7 +12,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_RANK, MAX_DEVICES = 4095, 4096
 MAX_FILE_SIZE = 1024 * 1024

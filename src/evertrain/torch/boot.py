@@ -212,7 +212,7 @@ def _compile(source: bytes, path: str) -> CodeType:
 
 
 def _replace_first_path(directory: str) -> None:
-    if sys.flags.safe_path:
+    if getattr(sys.flags, "safe_path", False):  # since Python 3.11
         return
     sys.path[0] = directory
 

@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.cli import main as cli
 from evertrain.cli import printing
 from evertrain.embedded import volcano
 from evertrain.kube.port import ASCEND_JOB, Kind, Listing
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 TABLE = {
     "columnDefinitions": [{"name": "Name"}, {"name": "State"}, {"name": "Node", "priority": 1}],
     "rows": [
@@ -225,15 +226,16 @@ def test_an_ignored_signal_stays_ignored() -> None:
         running.on_signals(came.set, number)
         os.kill(os.getpid(), number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(came.wait(), 5 if number is signal.SIGUSR2 else 0.1)
+            async with aio.timeout(5 if number is signal.SIGUSR2 else 0.1):
+                await came.wait()
         return came.is_set()
 
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        assert not asyncio.run(handled(signal.SIGUSR1))
+        assert not aio.run(handled(signal.SIGUSR1))
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert asyncio.run(handled(signal.SIGUSR2))
+    assert aio.run(handled(signal.SIGUSR2))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from evertrain import aio
 from evertrain.cli import following, manifest
 from evertrain.cli.connection import Connection
 from evertrain.cli.following import Follower
@@ -91,10 +92,10 @@ def terminated(code: int) -> list[Object]:
 
 def run(test: Callable[[Cluster], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             await test(Cluster())
 
-    asyncio.run(whole())
+    aio.run(whole())
 
 
 async def said(capsys: pytest.CaptureFixture[str], text: str, so_far: str = "") -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd.services.tokens import Tokens
 from evertrain.embedded.cluster import CannotStart, Cluster, Settings
 from evertrain.kube.client import Client as Kube
@@ -71,7 +72,7 @@ async def test_the_pods_of_a_job_find_it_and_are_led(tmp_path: Path):
         token = Tokens.read((tmp_path / "keys" / "clusterd-secret").read_bytes()).job(uid)
         for pod in (await kube.list(POD, "default")).items:
             assert token not in str(pod), "a token stands in a Secret, not in a pod"
-        async with asyncio.timeout(90):  # what was kept is not kept for longer than it takes
+        async with aio.timeout(90):  # what was kept is not kept for longer than it takes
             while (await kube.list(CONFIG_MAP, "default", labels="evertrain.dev/clusterd-recovery=true")).items:
                 await asyncio.sleep(0.05)
 

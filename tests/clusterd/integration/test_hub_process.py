@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from evertrain import aio
 from evertrain.cli import main as cli
 from evertrain.clusterd import __main__ as command
 from evertrain.clusterd.keep import PREFIX
@@ -145,7 +146,7 @@ async def test_up_without_it_and_it_alone_beside(tmp_path: Path):
     )  # fmt: skip
     try:
         assert up.stdout is not None
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             while b"ends it and its pods" not in (line := await up.stdout.readline()):
                 assert line and b"ClusterD" not in line
         alone = await asyncio.create_subprocess_exec(

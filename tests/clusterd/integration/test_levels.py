@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.cluster import Cluster, Settings
 from evertrain.faultcodes import levels
 from evertrain.kube.cache import Cache
@@ -31,7 +32,7 @@ class World:
         self.nodes = Cache(kube, NODE)
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             while True:
                 with contextlib.suppress(KeyError):
                     if condition():

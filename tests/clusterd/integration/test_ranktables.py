@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from evertrain import aio
 from evertrain.acjob.job import Job as AscendJob
 from evertrain.clusterd.services.access import Security
 from evertrain.clusterd.services.certificates import Certificates
@@ -83,7 +84,7 @@ async def listen(clusterd: Running, role: str = "controller", job: str = SERVICE
 
 async def servers(stream: Stream) -> list[list[str]]:
     """The addresses in the next table, by group."""
-    async with asyncio.timeout(PATIENCE):
+    async with aio.timeout(PATIENCE):
         message: Any = await stream.next(PATIENCE)
     assert message.jobId == SERVICE
     found = json.loads(message.rankTable)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.acjob import crd
 from evertrain.clusterd.jobs.table import Table
 from evertrain.clusterd.model import Job
@@ -74,7 +75,7 @@ class World:
 
     async def until(self, condition: Callable[[], Any], patience: float = PATIENCE) -> None:
         """It may depend on anything that a watch tells us of."""
-        async with asyncio.timeout(patience):
+        async with aio.timeout(patience):
             while True:
                 with contextlib.suppress(KeyError):
                     if condition():

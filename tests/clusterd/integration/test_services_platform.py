@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd.model import UNHEALTHY, FaultDevice, JobFaults
 from evertrain.clusterd.services import job as job_service
 from evertrain.clusterd.services.ports import Unavailable
@@ -123,7 +124,7 @@ async def test_fault_registration() -> None:
         for stream in (new, another):
             assert devices(await soon(stream.read())) == ["1"]
         new.cancel()
-        async with asyncio.timeout(90):  # a registration ends with its stream
+        async with aio.timeout(90):  # a registration ends with its stream
             while (await _refusal(caller, who)) is None:
                 await asyncio.sleep(0.01)
 
@@ -233,7 +234,7 @@ async def test_who_may_subscribe_to_jobs() -> None:
         up.hub.summarised.publish(a_summary("job-2"))
         assert (await soon(new.read())).jobId == "job-2"
         new.cancel()
-        async with asyncio.timeout(90):  # and with its last stream the id is gone
+        async with aio.timeout(90):  # and with its last stream the id is gone
             while len(up.hub.summarised):
                 await asyncio.sleep(0.01)
         gone = caller.Job.SubscribeJobSummarySignal(who)
@@ -253,7 +254,7 @@ async def test_a_role_has_twenty_streams(monkeypatch: pytest.MonkeyPatch) -> Non
         assert code == UNKNOWN and "20 streams" in text
         await listening(await subscribe("FdAgent"))
         streams[0].cancel()
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while len(up.hub.summarised) > 20:
                 await asyncio.sleep(0.01)
         await listening(await subscribe("CCAgent"))

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 
+from evertrain import aio
 from evertrain.clusterd.recover.events import Signal
 from evertrain.clusterd.services import streams
 from evertrain.clusterd.services.access import Security
@@ -380,7 +381,7 @@ async def test_connections_are_limited_in_all_and_from_one_address() -> None:
         assert [await stays(link) for link in second] == [True] * 2
         assert not await stays(await enter("127.0.0.3"))
         first[0][1].close()
-        async with asyncio.timeout(90):  # who goes makes room
+        async with aio.timeout(90):  # who goes makes room
             while not await stays(await enter("127.0.0.3")):
                 await asyncio.sleep(0.01)
     assert Limits() == Limits(1024, 512, 64, 4 << 20, 8 << 20, 10_000, 1000)
@@ -397,7 +398,7 @@ async def test_a_line_that_is_reset_in_the_middle_leaves_nothing() -> None:
         async with client(up.address) as caller:
             assert (await soon(caller.Recover.HealthCheck(WHO))).code == 0
         gate = up.server._gate
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while gate._connections.total:
                 await asyncio.sleep(0.01)
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd import actor as actors
 from evertrain.clusterd.actor import Actor
 from evertrain.clusterd.effects import Carrier
@@ -60,7 +61,7 @@ class Scripted:
 async def running(actor: Actor) -> AsyncIterator[None]:
     task = asyncio.ensure_future(actor.run())
     try:
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             yield
     finally:
         task.cancel()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd import faulting
 from evertrain.clusterd.faulting import Faults
 from evertrain.clusterd.faults import public
@@ -39,7 +40,7 @@ async def test_a_public_fault_that_was_taken_survives():
     await first.start()
     running = asyncio.ensure_future(first.run())
     try:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             wrong = await asyncio.gather(*(first.public_fault(message(number)) for number in range(20)))
             assert wrong == [""] * 20
             refused = 3
@@ -74,7 +75,7 @@ async def test_too_many_public_faults_do_not_cost_the_rest_its_memory(
     await faults.start()
     running = asyncio.ensure_future(faults.run())
     try:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             await asyncio.gather(*(faults.public_fault(message(number)) for number in range(100)))
             assert "have to be sent again" in caplog.text
             faults.expose(["a pod"])  # only now: what was kept while all could be kept does not know it
@@ -99,7 +100,7 @@ async def test_what_administrators_put_beside_it_counts_without_a_restart(
     shipped = faults.public_resources()
     running = asyncio.ensure_future(faults.run())
     try:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             file.write_text('{"publicFaultCode":{"SubHealthFaultCodes":["123456789"]},"publicFaultResource":["mine"]}')
             while faults.public_resources() != {"mine"}:
                 await asyncio.sleep(0.01)
@@ -120,7 +121,7 @@ async def test_config_maps_of_public_faults_that_are_gone_are_forgotten():
         await kube.create(CONFIG_MAP, {"metadata": metadata, "data": {public.DATA_KEY: json.dumps(message(1))}})
     watching = asyncio.ensure_future(observer.public.run())
     try:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             await observer.public.synced.wait()
             await faults.start()
             assert set(centre._pipeline.public.state.texts) == {"default/one", "default/two"}

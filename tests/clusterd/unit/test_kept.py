@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd import keep, reset
 from evertrain.clusterd.actor import Actor
 from evertrain.clusterd.keep import Keeper, Record, Unreadable, decode
@@ -180,7 +181,7 @@ async def test_config_maps_are_written_when_they_change():
             }
 
         async def until(wanted: dict[str, str]) -> None:
-            async with asyncio.timeout(30):
+            async with aio.timeout(30):
                 while {name: value for name, (value, _) in (await versions()).items()} != wanted:
                     await asyncio.sleep(0.01)
 
@@ -252,7 +253,7 @@ async def test_effects_are_carried_out_in_order_after_the_state_is_kept():
     assert done == [write, group]
     failed = next(event for event in machine.heard if type(event).__name__ == "Failed")
     assert (failed.effect, failed.why) == (group, "no way")
-    async with asyncio.timeout(30):  # done is done, as who takes over must know sooner or later
+    async with aio.timeout(30):  # done is done, as who takes over must know sooner or later
         while decode(await kube.get(CONFIG_MAP, "clusterd-recovery-U", "default")).effects:
             await asyncio.sleep(0.01)
     # A defect in the machine costs an event, not the job.

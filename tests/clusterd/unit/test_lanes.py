@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd.actor import Actor
 from evertrain.clusterd.keep import Keeper, decode
 from evertrain.clusterd.lanes import Lanes, lane_of, merged
@@ -81,7 +82,7 @@ async def test_one_after_the_other_for_each_object_and_not_more_than_there_are_p
         assert lanes.put(effect)
     assert not lanes.put(Signal("stopTrain", "1"))
     assert lanes.undone == [*pods, FIRST, CLEAR]
-    async with asyncio.timeout(30):
+    async with aio.timeout(30):
         await idle.wait()
     assert done.index(FIRST) < done.index(CLEAR)
     assert most == 2 and len(done) == 7 and not lanes and lanes.undone == []
@@ -104,7 +105,7 @@ async def test_what_a_signal_waits_for_overtakes_what_only_informs() -> None:
     await asyncio.sleep(0)
     for effect in (FIRST, CLEAR, annotation):
         ours.put(effect)
-    async with asyncio.timeout(30):
+    async with aio.timeout(30):
         await ours.told("reset")
         assert done == [FIRST, CLEAR] and ours.undone == [annotation]
         allowed.set()
@@ -144,7 +145,7 @@ async def test_who_is_told_waits_for_what_is_being_written(at_once: bool) -> Non
     await asyncio.sleep(0)
     assert not telling.done() and lanes.undone == [FIRST, CLEAR]
     allowed.set()
-    async with asyncio.timeout(30):
+    async with aio.timeout(30):
         await telling
     assert done == [FIRST, CLEAR]
 
@@ -180,7 +181,7 @@ async def test_a_signal_does_not_wait_for_the_reset_file_but_what_is_kept_does()
     actor = Actor(JOB, Told(StopComplete=[FIRST, signal], Status=[CLEAR]), Keeper(kube, JOB), carry)
     running = asyncio.ensure_future(actor.run())
     try:
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             line = await actor.signals()
             assert await actor.tell(StopComplete(0))
             assert await anext(line) == signal and done == []
@@ -208,7 +209,7 @@ async def test_pods_are_replaced_when_the_reset_file_is_written() -> None:
     actor = Actor(JOB, Told(StopComplete=[FIRST, away, signal]), Keeper(FakeKube(), JOB), carry)
     running = asyncio.ensure_future(actor.run())
     try:
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             line = await actor.signals()
             assert await actor.tell(StopComplete(0))
             assert done == []

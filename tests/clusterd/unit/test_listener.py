@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from evertrain import aio
 from evertrain.clusterd.actor import Actor
 from evertrain.clusterd.keep import Keeper
 from evertrain.clusterd.model import Job
@@ -44,7 +45,7 @@ async def test_what_came_before_it_was_heard_of_is_not_for_a_new_listener() -> N
     await asyncio.sleep(0)  # it is there, but the machine does not know yet
     running = asyncio.ensure_future(actor.run())
     try:
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             line = await subscribing
             signal = await anext(line)
             assert signal.uuid == "uuid-2", "the stop that was meant for somebody else is not repeated to it"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd import keep
 from evertrain.clusterd import pages as paging
 from evertrain.clusterd.keep import Keeper, Overtaken, Record
@@ -71,7 +72,7 @@ async def test_what_comes_while_a_page_is_written_is_written_together(crowded: N
     assert asked.count("create") == 1 and asked.count("patch") <= 3, asked
     for keeper in keepers:
         await keeper.remove()
-    async with asyncio.timeout(30):
+    async with aio.timeout(30):
         while (await kube.list(CONFIG_MAP)).items:
             await asyncio.sleep(0.01)
     await keepers[0].keep(record(JOBS[0], "C"))
@@ -135,7 +136,7 @@ async def test_who_led_before_does_not_delete_a_page_of_the_one_after(
     page = old.page_of(JOBS[0].uid)
     assert page is not None
     await first.remove()
-    async with asyncio.timeout(30):
+    async with aio.timeout(30):
         while not page.gone:
             await asyncio.sleep(0)
         with pytest.raises(Overtaken):
@@ -152,7 +153,7 @@ async def test_a_write_that_nobody_has_answered_labels_of_others_and_a_page_that
         kube.after = lambda verb, kind, name: None
         raise TimeoutError("no answer")
 
-    async with asyncio.timeout(30):
+    async with aio.timeout(30):
         for state in ("A", "B"):
             kube.after = lost
             await keepers[0].keep(record(JOBS[0], state))
@@ -199,7 +200,7 @@ async def test_of_two_records_of_a_job_the_newer_one_counts_and_the_other_goes(c
         items: list[Object] = (await kube.list(CONFIG_MAP)).items
         return sorted(job for item in items for job in item["data"])
 
-    async with asyncio.timeout(30):
+    async with aio.timeout(30):
         while await places() != ["U0", "U1"]:
             await asyncio.sleep(0.01)
     assert await left(kube) == {"U0": "B", "U1": "X"}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from evertrain import aio
 from evertrain.clusterd.publish import Publisher, config_map
 from evertrain.kube.port import CONFIG_MAP, Kind
 from tests.kube.fake import FakeKube
@@ -30,7 +31,7 @@ async def test_back_to_what_it_was_while_it_is_written():
     kube = FakeKube()
     publisher = Publisher(kube, rate=1000)
     one, two = (config_map("n", "a", {"x": text}) for text in ("1", "2"))
-    async with running(publisher), asyncio.timeout(30):
+    async with running(publisher), aio.timeout(30):
         publisher.put(one)
         while not publisher.written(one):
             await asyncio.sleep(0)

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd.actor import Actor
 from evertrain.clusterd.effects import Carrier
 from evertrain.clusterd.keep import Keeper
@@ -48,7 +49,7 @@ def test_without_a_look_at_volcano(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         rescheduler = Rescheduler(kube)
         running = asyncio.ensure_future(rescheduler.run())
         try:
-            async with asyncio.timeout(60):
+            async with aio.timeout(60):
                 await rescheduler.ready.wait()
                 assert rescheduler.acts
                 assert "volcano-system/volcano-scheduler-configmap" in caplog.text
@@ -59,7 +60,7 @@ def test_without_a_look_at_volcano(monkeypatch: pytest.MonkeyPatch, caplog: pyte
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(run())
+    aio.run(run())
 
 
 def test_a_leader_that_is_lost_later_than_the_fault() -> None:
@@ -113,7 +114,7 @@ def test_a_recovery_does_not_wait_for_ever_for_what_the_rescheduler_may_not_read
         line = await actor.signals()
         await actor.tell(ProcessFault({3: "1"}))
         await actor.tell(StopComplete(0))
-        async with asyncio.timeout(2 * READY_WORDS * READY_WORD):
+        async with aio.timeout(2 * READY_WORDS * READY_WORD):
             while (await anext(line)).type != "globalFault":
                 pass
         missing = f"ConfigMaps in {reasons.NAMESPACE} (metadata.name={reasons.NAME})"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.clusterd import __main__ as command
 from evertrain.kube.lease import LostLeadership
 from evertrain.kube.port import Kind
@@ -86,7 +87,7 @@ def test_one_is_killed(phase: float) -> None:
     async def test() -> None:
         first, second = await pair(phase)
         await first.die()
-        async with asyncio.timeout(5 - BEGIN):
+        async with aio.timeout(5 - BEGIN):
             await second.ready.wait()
         await second.die()
 
@@ -100,7 +101,7 @@ def test_one_is_cut_off(phase: float) -> None:
     async def test() -> None:
         first, second = await pair(phase)
         first.kube.cut = True
-        async with asyncio.timeout(5 - BEGIN):
+        async with aio.timeout(5 - BEGIN):
             await second.ready.wait()
         with pytest.raises(LostLeadership):
             await first.task

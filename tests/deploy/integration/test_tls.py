@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from pathlib import Path
 
 import grpc
 import pytest
 
+from evertrain import aio
 from evertrain.acjob import names
 from evertrain.cli import credentials
 from evertrain.kube.port import SECRET
@@ -62,4 +62,4 @@ def test_a_job_reaches_clusterd_with_what_it_was_given_and_nobody_without(tmp_pa
                     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
                 assert await process.end() == 0
 
-    asyncio.run(test())
+    aio.run(test())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import ssl
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.acjob import names
 from evertrain.cli import credentials
 from evertrain.clusterd.services.certificates import Certificates
@@ -27,7 +27,7 @@ NAMESPACE = names.CLUSTERD_NAMESPACE
 
 
 def make(kube: FakeKube, **options: bool) -> list[str]:
-    return asyncio.run(credentials.make(Recording(kube, "credentials"), NAMESPACE, **options))
+    return aio.run(credentials.make(Recording(kube, "credentials"), NAMESPACE, **options))
 
 
 def content(kube: FakeKube, name: str) -> dict[str, bytes]:
@@ -159,7 +159,7 @@ def test_pods_get_the_certificates_where_taskd_looks_for_them() -> None:
             for name, file in names.TLS_VARIABLES.items():
                 assert variables[name] == f"{mount['mountPath']}/{file}"
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_certificates_that_the_user_names_stay() -> None:
@@ -177,7 +177,7 @@ def test_certificates_that_the_user_names_stay() -> None:
             assert variables == [{"name": "TASKD_TLS_CA", "value": "/x"}]
             assert names.TLS_VOLUME not in str(pod)
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_the_operator_never_reads_a_secret() -> None:
@@ -193,7 +193,7 @@ def test_the_operator_never_reads_a_secret() -> None:
         assert ("Warning", "FailedCreateSecret") not in bench.events()
         assert bench.kube.items(EVENT)
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_renewed_certificates_are_read_again(tmp_path: Path) -> None:

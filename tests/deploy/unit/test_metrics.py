@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from evertrain import aio
 from evertrain.clusterd.metrics import Figures as ClusterDFigures
 from evertrain.clusterd.model import Job
 from evertrain.clusterd.recover.events import Note
@@ -44,7 +45,7 @@ def samples(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
         for sample in family.samples:
-            found[sample.name, *sample.labels.values()] = sample.value
+            found[(sample.name, *sample.labels.values())] = sample.value
     return found
 
 
@@ -277,7 +278,7 @@ async def test_faults_publishing_and_detectors_of_a_node() -> None:
     assert ("evertrain_noded_last_publish_timestamp_seconds", "nodeinfo") not in quiet
     running = asyncio.gather(sources.run(), node.run())
     try:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             while node.info.written is None:
                 await asyncio.sleep(0.01)
     finally:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.acjob.podgroup import NO_GROUPS
 from evertrain.clusterd.leading import LEADS, show_leader
 from evertrain.kube import daemon
@@ -43,7 +44,7 @@ def test_the_leader_is_shown_and_the_one_before_no_longer() -> None:
         await show_leader(Recording(kube, "clusterd"), "mindx-dl", "b")
         assert leaders(kube) == ["b"] and len(kube.calls) == calls + 1
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_who_cannot_be_shown_goes_on_trying(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +64,7 @@ def test_who_cannot_be_shown_goes_on_trying(monkeypatch: pytest.MonkeyPatch, cap
         assert leaders(kube) == ["b"]
         assert caplog.text.count("can't be told that b leads") == 1
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_a_leader_before_that_goes_meanwhile_does_no_harm() -> None:
@@ -80,7 +81,7 @@ def test_a_leader_before_that_goes_meanwhile_does_no_harm() -> None:
         await show_leader(kube, "mindx-dl", "b")
         assert leaders(kube) == ["b"]
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 # Health.
@@ -111,7 +112,7 @@ def test_noded_is_healthy_once_it_knows_its_node_and_only_the_node_is_told() -> 
         async with daemon.health(options, sources.is_ready):
             assert await answer("127.0.0.1", port) == "HTTP/1.1 503 Service Unavailable"
             reading = asyncio.ensure_future(sources.run())
-            async with asyncio.timeout(30):
+            async with aio.timeout(30):
                 await sources.ready()
             assert await answer("127.0.0.1", port) == "HTTP/1.1 200 OK"
             with pytest.raises(OSError):
@@ -119,7 +120,7 @@ def test_noded_is_healthy_once_it_knows_its_node_and_only_the_node_is_told() -> 
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 # Without Volcano.
@@ -149,7 +150,7 @@ def test_a_job_is_told_that_volcano_is_missing_and_goes_on_when_it_comes() -> No
             await bench.operator.look(("default", "test-job"))
 
         await look()
-        async with asyncio.timeout(5):
+        async with aio.timeout(5):
             await asyncio.wait_for(asyncio.gather(*(cache.answered.wait() for cache in observer.caches)), 5)
             await observer.synced()
         assert bench.conditions() == [("Created", "True", "JobCreated")], "it may be about to start"
@@ -168,7 +169,7 @@ def test_a_job_is_told_that_volcano_is_missing_and_goes_on_when_it_comes() -> No
         await bench.settle()
         assert len(bench.pods()) == 2
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_while_volcano_is_missing_jobs_are_looked_at_again() -> None:
@@ -178,7 +179,7 @@ def test_while_volcano_is_missing_jobs_are_looked_at_again() -> None:
         without_volcano(bench.kube)
         running = asyncio.ensure_future(bench.operator.run())
         try:
-            async with asyncio.timeout(20):
+            async with aio.timeout(20):
                 await bench.operator.ready.wait()
                 while "status" not in bench.job() or not bench.job()["status"]:
                     await asyncio.sleep(0.01)
@@ -186,7 +187,7 @@ def test_while_volcano_is_missing_jobs_are_looked_at_again() -> None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_that_a_kind_is_missing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,19 +196,19 @@ def test_that_a_kind_is_missing_is_said_once(caplog: pytest.LogCaptureFixture) -
         without_volcano(kube)
         cache = Cache(kube, POD_GROUP)
         running = asyncio.ensure_future(cache.run())
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             await cache.answered.wait()
         assert not cache.is_served and not cache.synced.is_set()
         await asyncio.sleep(0.3)
         kube.before = lambda verb, kind, name: None
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             await cache.synced.wait()
         assert cache.is_served
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     with caplog.at_level("INFO"):
-        asyncio.run(test())
+        aio.run(test())
     assert caplog.text.count("the server could not find") == 1
 
 
@@ -222,4 +223,4 @@ def test_without_gang_scheduling_a_job_of_several_pods_says_so(workers: int, sai
         assert len(told) == said
         assert not said or "one by one" in told[0]
 
-    asyncio.run(test())
+    aio.run(test())

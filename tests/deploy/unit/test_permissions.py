@@ -8,12 +8,12 @@ and in which namespace (tests/conftest.py).
 from __future__ import annotations
 
 import ast
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube import port
 from evertrain.kube.cache import Cache
 from evertrain.noded.sources import Sources
@@ -145,7 +145,7 @@ def test_what_is_not_on_the_list_fails_the_test_that_asks_for_it() -> None:
         assert len(requests_asked.unlisted) == 3
         requests_asked.unlisted.clear()
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_every_part_is_listened_to() -> None:

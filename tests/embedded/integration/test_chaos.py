@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube.port import POD, NotFound
 from tests.embedded.nodes import pod, small_cluster
 from tests.leftovers import TEST_ID
@@ -76,7 +77,7 @@ async def misbehave(folder: Path, seed: int, rounds: int, isolate: bool) -> None
                 continue
         gone = await cluster.machine.pods.until(lambda: not len(cluster.machine.pods), 30)
         assert gone, [(item["metadata"]["name"], item.get("status")) for item in cluster.machine.pods]
-        async with asyncio.timeout(10):
+        async with aio.timeout(10):
             while left := alive():
                 await asyncio.sleep(0.05)
             folders = [folder / "nodes" / f"node-{index}" / "pods" for index in range(2)]
@@ -87,11 +88,11 @@ async def misbehave(folder: Path, seed: int, rounds: int, isolate: bool) -> None
 
 @pytest.mark.parametrize("isolate", [True, False])
 def test_unruly_pods(tmp_path: Path, isolate: bool) -> None:
-    asyncio.run(misbehave(tmp_path, seed=1, rounds=20, isolate=isolate))
+    aio.run(misbehave(tmp_path, seed=1, rounds=20, isolate=isolate))
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("isolate", [True, False])
 @pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(3, 8))])
 def test_many_unruly_pods(tmp_path: Path, seed: int, isolate: bool) -> None:
-    asyncio.run(misbehave(tmp_path, seed=seed, rounds=80, isolate=isolate))
+    aio.run(misbehave(tmp_path, seed=seed, rounds=80, isolate=isolate))

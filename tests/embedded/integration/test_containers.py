@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.network import plan
 from evertrain.kube.port import POD
 from tests.embedded.nodes import conditions, pod, processes, ready, run, small_cluster, soon
@@ -128,7 +129,7 @@ def test_a_pod_for_which_no_address_is_left_waits_for_one(tmp_path: Path, monkey
             await cluster.phase("a", "Running")
             await cluster.create(pod("b", "true"))
             told = "FailedCreatePodSandBox: all 1 addresses of the node are in use"
-            async with asyncio.timeout(20):
+            async with aio.timeout(20):
                 while told not in await cluster.events("b"):
                     await asyncio.sleep(0.05)
             await cluster.kube.delete(POD, "a", "default", grace=0)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from evertrain import aio
 from evertrain.embedded import kernel
 from evertrain.embedded.cluster import Cluster
 from evertrain.embedded.network.rtnetlink import Rtnetlink
@@ -113,7 +114,7 @@ def test_the_cluster_is_killed_while_a_pod_starts(machine: None, tmp_path: Path,
 
     async def scenario() -> None:
         await killed_at(tmp_path, phase)
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             while left := parts(tmp_path):
                 await asyncio.sleep(0.02)
             while network() != before:
@@ -124,8 +125,8 @@ def test_the_cluster_is_killed_while_a_pod_starts(machine: None, tmp_path: Path,
         runs = record.read_text().split() if record.exists() else []
         assert len(runs) <= 1, "it was run twice"
         assert ended == "Failed" or runs, "it can't have succeeded without having run"
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             while parts(tmp_path) or network() != before:
                 await asyncio.sleep(0.02)
 
-    asyncio.run(scenario())
+    aio.run(scenario())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.power import CUT, JOINED, without
 from evertrain.kube.port import POD, SERVICE
@@ -55,7 +56,7 @@ def python(name: str, code: str, *arguments: str, node: int = 0, **spec: object)
 
 async def says(cluster: SmallCluster, name: str, words: str, after: int = 0) -> int:
     """Until the pod has said this; how much it had said by then."""
-    async with asyncio.timeout(60):
+    async with aio.timeout(60):
         while words not in (text := await cluster.log(name))[after:]:
             await asyncio.sleep(0.02)
     return len(text)
@@ -221,14 +222,14 @@ def test_nothing_is_left_of_a_network_whose_holder_is_killed() -> None:
             assert len(interfaces() - before) == 1, "this machine's own cable"
         os.close(descriptor)
         fabric.close()
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             while interfaces() - before:
                 await asyncio.sleep(0.02)
         again = await Fabric.start(str(block.network))
         assert again.block == block, "its addresses are free again"
         again.close()
 
-    asyncio.run(main())
+    aio.run(main())
 
 
 def test_two_clusters_have_different_addresses() -> None:
@@ -238,4 +239,4 @@ def test_two_clusters_have_different_addresses() -> None:
         for fabric in fabrics:
             fabric.close()
 
-    asyncio.run(main())
+    aio.run(main())

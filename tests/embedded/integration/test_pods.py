@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from evertrain import aio
 from evertrain.kube.port import CONFIG_MAP, LEASE, NODE, POD, SECRET, SERVICE, Object
 from tests.embedded.nodes import (
     conditions,
@@ -492,7 +493,7 @@ def test_a_node_renews_its_lease(tmp_path: Path) -> None:
     async def main() -> None:
         async with small_cluster(tmp_path, lease_seconds=0.2) as cluster:
             times = set()
-            async with asyncio.timeout(20):
+            async with aio.timeout(20):
                 while len(times) < 3:
                     for lease in (await cluster.kube.list(LEASE)).items:
                         assert lease["spec"]["holderIdentity"] == "node-0"

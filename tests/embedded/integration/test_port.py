@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
+
 pytest.importorskip("starlette")
 
 from evertrain.embedded.api.bootstrap import bootstrap  # noqa: E402
@@ -58,10 +60,10 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scenario], 
 
     def start(scenario: Scenario) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(30):
+            async with aio.timeout(30):
                 await whole(scenario)
 
-        asyncio.run(bounded())
+        aio.run(bounded())
 
     return start
 

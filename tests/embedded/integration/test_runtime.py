@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from evertrain import aio
 from evertrain.embedded import sideprocess
 from evertrain.embedded.node.engine import RUNTIME, Engine
 from evertrain.embedded.sideprocess import Lost
@@ -148,6 +149,7 @@ def test_an_ordinary_user_has_volumes_and_process_ids_and_a_network(open_folder:
 
 CLUSTER = """
 import asyncio, os, pathlib, sys
+from evertrain import aio
 from tests.embedded.nodes import pod, small_cluster
 
 async def main():
@@ -161,7 +163,7 @@ async def main():
         print("running", flush=True)
         await asyncio.sleep(60)
 
-asyncio.run(main())
+aio.run(main())
 """
 
 
@@ -208,7 +210,7 @@ def test_a_runtime_is_started_when_it_is_needed_and_again_after_its_death(tmp_pa
         runtime.forget(link)
         runtime.kill()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    aio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_container_that_can_not_be_set_up_says_why(tmp_path: Path) -> None:
@@ -246,7 +248,7 @@ def test_a_container_that_can_not_be_set_up_says_why(tmp_path: Path) -> None:
         finally:
             runtime.kill()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    aio.run(asyncio.wait_for(main(), 30))
 
 
 def test_volumes_inside_of_volumes_and_next_to_what_is_there(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_volumes_inside_of_volumes_and_next_to_what_is_there(tmp_path: Path) -> 
         finally:
             runtime.kill()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    aio.run(asyncio.wait_for(main(), 30))
     printed = [entry.split(" ", 3)[3] for entry in (tmp_path / "0.log").read_text().splitlines()]
     expected = ["/data:", "outer", "x", "", "/data/x/inner:", "inner", "", f"{home}:", "link", "new", "there"]
     assert printed[: len(expected)] == expected

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.embedded.scheduler.decide import decide
 from evertrain.embedded.scheduler.shell import Scheduler
 from evertrain.kube.port import EVENT, NODE, POD, POD_GROUP, Change, Object
@@ -15,7 +16,7 @@ CHIP = "huawei.com/Ascend910"
 
 
 def run(work: Any) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    aio.run(asyncio.wait_for(work, 60))
 
 
 def member(name: str, group: str, chips: int, *command: str, **spec: Any) -> Object:
@@ -35,7 +36,7 @@ async def group(cluster: SmallCluster, name: str, members: int, chips: int) -> N
 
 
 async def group_phase(cluster: SmallCluster, name: str, phase: str) -> Object:
-    async with asyncio.timeout(15):
+    async with aio.timeout(15):
         listing = await cluster.kube.list(POD_GROUP)
         for item in listing.items:
             if item["metadata"]["name"] == name and (item.get("status") or {}).get("phase") == phase:
@@ -82,7 +83,7 @@ def test_a_group_that_is_too_large_waits_and_says_so(tmp_path: Path) -> None:
             assert condition["reason"] == "NotEnoughResources"
             assert condition["message"] == f"resource in cluster is overused: Insufficient {CHIP}"
             told = f"Unschedulable: {condition['message']}"
-            async with asyncio.timeout(15):
+            async with aio.timeout(15):
                 while told not in await cluster.events("g"):
                     await asyncio.sleep(0.02)
             # The place of a pod that is gone is kept for the next one of its group, so the group has to go, too.
@@ -106,7 +107,7 @@ def test_an_unschedulable_pod_is_explained_and_placed_when_it_can_be(tmp_path: P
             text = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
             waiting = await cluster.until("a", lambda item: complaint(item) == text)
             assert waiting["status"]["phase"] == "Pending"
-            async with asyncio.timeout(10):
+            async with aio.timeout(10):
                 while f"FailedScheduling: {text}" not in await cluster.events("a"):
                     await asyncio.sleep(0.02)
             await cluster.kube.patch(NODE, "node-0", None, {"metadata": {"labels": {"disk": "fast"}}})
@@ -185,7 +186,7 @@ def test_jobs_that_listen_on_the_same_port_of_a_shared_network_run_one_after_the
                 if name == "one":
                     await cluster.phase("one", "Running")
             told = "FailedScheduling: port 2222 is that of pod default/one of another job"
-            async with asyncio.timeout(60):
+            async with aio.timeout(60):
                 while not any(each.startswith(told) for each in await cluster.events("two")):
                     await asyncio.sleep(0.02)
             assert not cluster.pod("two")["spec"].get("nodeName")

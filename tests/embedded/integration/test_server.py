@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
+
 pytest.importorskip("starlette")
 
 from evertrain.embedded.api import http, server  # noqa: E402
@@ -58,7 +60,7 @@ def connected(running: Running) -> Iterator[ssl.SSLSocket]:
 
 def until(running: Running, holds: Callable[[], bool]) -> None:
     async def wait() -> None:
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             while not holds():
                 await asyncio.sleep(0.01)
 
@@ -92,7 +94,7 @@ def test_a_stream_that_was_never_begun_ends_too() -> None:
         return {"type": "http.disconnect"}
 
     stream = Stream(lines(), "text/plain", on_end=lambda: ended.append(True))
-    asyncio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 10))
+    aio.run(asyncio.wait_for(stream({"type": "http"}, receive, send), 10))
     assert ended == [True]
 
 
@@ -194,4 +196,4 @@ def test_watches_end_in_order_when_the_server_stops(tmp_path: Path) -> None:
         assert seen == [made["metadata"]["name"]]
         await client.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    aio.run(asyncio.wait_for(scenario(), 30))

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from cryptography import x509
 
+from evertrain import aio
 from evertrain.embedded import certificates, cluster, instance, volcano
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
@@ -31,7 +32,7 @@ def refusal(settings: Settings) -> str:
             pass
 
     with pytest.raises(CannotStart) as caught:
-        asyncio.run(start())
+        aio.run(start())
     return str(caught.value)
 
 
@@ -60,7 +61,7 @@ def test_the_port_is_that_of_the_last_time_if_it_is_free(tmp_path: Path) -> None
                 assert found is not None
                 return urlsplit(found.server).port or 0
 
-        return asyncio.run(asyncio.wait_for(scenario(), 30))
+        return aio.run(asyncio.wait_for(scenario(), 30))
 
     port = start()
     assert start() == port
@@ -98,7 +99,7 @@ def test_kinds_of_an_older_version_are_brought_up_to_date() -> None:
         queue = await kube.get(QUEUE, "default")
         assert queue["spec"]["weight"] == 7 and queue["status"]["state"] == "Open"  # the user's own stays
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    aio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_queue_whose_maker_was_killed_halfway_is_opened() -> None:
@@ -113,7 +114,7 @@ def test_a_queue_whose_maker_was_killed_halfway_is_opened() -> None:
         await cluster.install(kube)
         assert (await kube.get(QUEUE, "default"))["status"]["state"] == "Open"
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    aio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_part_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_a_part_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture, monkey
         async with cluster._running({"scheduler": Part}):
             await third.wait()
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    aio.run(asyncio.wait_for(scenario(), 10))
     assert "the scheduler has failed" in caplog.text and "the scheduler has ended by itself" in caplog.text
 
 
@@ -202,7 +203,7 @@ def started(settings: Settings) -> Cluster:
         async with Cluster(settings) as cluster:
             return cluster
 
-    return asyncio.run(start())
+    return aio.run(start())
 
 
 @pytest.mark.parametrize("wanted", [None, True, False])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.deletion import DeleteOptions
@@ -48,7 +49,7 @@ def run(scenario: Callable[[LocalKube], Awaitable[None]], *parts: Callable[[Loca
         kube = make_kube()
         tasks = [asyncio.create_task(part(kube).run()) for part in parts]
         try:
-            async with asyncio.timeout(20):
+            async with aio.timeout(20):
                 await scenario(kube)
             for task in tasks:
                 assert not task.done(), task.exception()
@@ -57,7 +58,7 @@ def run(scenario: Callable[[LocalKube], Awaitable[None]], *parts: Callable[[Loca
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(whole())
+    aio.run(whole())
 
 
 async def until(
@@ -345,7 +346,7 @@ def test_old_events_go_and_new_ones_stay() -> None:
     async def scenario(kube: LocalKube) -> None:
         await kube.create(EVENT, event("old", "2020-01-01T00:00:00Z"))
         await kube.create(EVENT, event("new", "2099-01-01T00:00:00Z"))
-        later = datetime.now(UTC).timestamp() + 7200
+        later = datetime.now(timezone.utc).timestamp() + 7200
         assert await EventExpiry(kube, now=lambda: later).sweep() == 1
         assert [item["metadata"]["name"] for item in (await kube.list(EVENT)).items] == ["new"]
 
@@ -355,7 +356,7 @@ def test_old_events_go_and_new_ones_stay() -> None:
 def test_an_event_was_last_seen_at_its_latest_time() -> None:
     created = {"creationTimestamp": "2026-01-01T00:00:00Z"}
     seen = last_seen({"metadata": created, "series": {"lastObservedTime": "2026-01-02T00:00:00.000001Z"}})
-    assert seen == datetime(2026, 1, 2, 0, 0, 0, 1, tzinfo=UTC).timestamp()
+    assert seen == datetime(2026, 1, 2, 0, 0, 0, 1, tzinfo=timezone.utc).timestamp()
     assert last_seen({"metadata": {}, "lastTimestamp": "nonsense"}) == 0.0
 
 

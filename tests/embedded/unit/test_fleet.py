@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
@@ -113,7 +114,7 @@ def test_nodes_are_switched_off_and_on_and_stay_off_over_a_restart() -> None:
             await world.written("node-0 runs")
         assert world.diary == ["node-0 runs", "node-0 ended"]
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    aio.run(asyncio.wait_for(scenario(), 10))
 
 
 def test_a_node_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_a_node_that_fails_is_made_anew(caplog: pytest.LogCaptureFixture, monkey
             await world.written("node-0 runs", times=2)
         assert sorted(world.diary[-2:]) == ["node-0 ended", "node-1 ended"]
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    aio.run(asyncio.wait_for(scenario(), 10))
     assert "node node-0 has failed" in caplog.text
 
 
@@ -140,4 +141,4 @@ def test_nodes_of_an_earlier_start_with_more_of_them_are_removed_and_others_are_
             names = {node["metadata"]["name"] for node in (await world.kube.list(NODE)).items}
             assert names == {"node-0", "node-1", "of-somebody-else"}
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    aio.run(asyncio.wait_for(scenario(), 10))

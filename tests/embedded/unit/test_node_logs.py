@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.node import logs
 from evertrain.embedded.node.runtime.logs import LogWriter
 
@@ -127,5 +128,5 @@ def test_a_follower_sees_every_line_and_keeps_no_old_file(tmp_path: Path) -> Non
         writer.close()
         return found
 
-    assert asyncio.run(asyncio.wait_for(main(), 20)) == list(range(101))
+    assert aio.run(asyncio.wait_for(main(), 20)) == list(range(101))
     assert max(held) <= 2

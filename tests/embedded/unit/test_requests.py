@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.api import watching
 from evertrain.embedded.api.bootstrap import bootstrap
 from evertrain.embedded.api.core import Api
@@ -22,7 +22,7 @@ from evertrain.embedded.schema import Refused, Registry, Resource
 from evertrain.embedded.store import Store
 from evertrain.kube.port import CONFIG_MAP, NAMESPACE, POD, AlreadyExists, ApiError, Conflict, Gone, NotFound
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 
 def make_api(**options: Any) -> Api:
@@ -141,7 +141,7 @@ def test_a_slow_watcher_is_ended_and_not_waited_for(monkeypatch: pytest.MonkeyPa
             api.create(resource(api, "configmaps"), "default", config_map(f"m{number}"))
         return [batch async for batch in watch.batches()]
 
-    assert asyncio.run(scenario()) == []
+    assert aio.run(scenario()) == []
 
 
 def test_a_long_list_at_the_beginning_makes_no_watcher_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_long_list_at_the_beginning_makes_no_watcher_slow(monkeypatch: pytest.
         api.create(maps, "default", config_map("more"))
         return len(await anext(watch.batches()))
 
-    assert asyncio.run(scenario()) == 11
+    assert aio.run(scenario()) == 11
 
 
 def test_what_waits_for_a_slow_watcher_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_what_waits_for_a_slow_watcher_is_bounded_in_bytes_too(monkeypatch: pyte
             api.patch(maps, "default", "m", {"data": {"text": str(number) * 10_000}}, "application/merge-patch+json")
         return fitting, [batch async for batch in slow.batches()]
 
-    assert asyncio.run(scenario()) == (10, [])
+    assert aio.run(scenario()) == (10, [])
 
 
 def test_a_watch_of_a_version_that_never_was_begins_anew() -> None:
@@ -199,7 +199,7 @@ def test_a_long_list_of_changes_comes_in_pieces(monkeypatch: pytest.MonkeyPatch)
         assert [version for batch in batches for version in batch] == [*versions, versions[-1]]  # and a bookmark
         return [len(batch) for batch in batches]
 
-    assert asyncio.run(scenario()) == [3, 3, 2]
+    assert aio.run(scenario()) == [3, 3, 2]
 
 
 def test_a_watch_that_fails_takes_nobody_with_it() -> None:
@@ -213,7 +213,7 @@ def test_a_watch_that_fails_takes_nobody_with_it() -> None:
         assert [batch async for batch in broken.batches()] == []
         assert len(await anext(sound.batches())) == 1
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_watcher_whom_nothing_concerns_gets_bookmarks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_a_watcher_whom_nothing_concerns_gets_bookmarks(monkeypatch: pytest.Monk
             return events[-1].type, events[-1].record.version - api.store.version
         raise AssertionError("the watch ended")
 
-    assert asyncio.run(scenario()) == ("BOOKMARK", 0)
+    assert aio.run(scenario()) == ("BOOKMARK", 0)
 
 
 def test_the_port_speaks_as_over_http() -> None:
@@ -265,7 +265,7 @@ def test_the_port_speaks_as_over_http() -> None:
             await kube.create(CONFIG_MAP, {"metadata": {"name": "A b", "namespace": "default"}})
         assert (refused.value.code, refused.value.reason) == (422, "Invalid")
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_the_port_binds_pods() -> None:
@@ -282,7 +282,7 @@ def test_the_port_binds_pods() -> None:
             await kube.bind(made, "node-2")
         await kube.bind(again, "node-2")
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_namespace_goes_only_when_it_is_empty() -> None:
@@ -298,7 +298,7 @@ def test_a_namespace_goes_only_when_it_is_empty() -> None:
         with pytest.raises(NotFound):
             await kube.get(NAMESPACE, "ns")
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def varint(number: int) -> bytes:

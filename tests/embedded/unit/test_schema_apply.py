@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -17,8 +17,8 @@ from evertrain.embedded.schema.apply import compare
 from evertrain.embedded.schema.managers import read
 
 REGISTRY = Registry.builtin()
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-LATER = datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC)
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+LATER = datetime(2026, 1, 2, 3, 5, 5, tzinfo=timezone.utc)
 
 
 def kind(plural: str) -> Resource:

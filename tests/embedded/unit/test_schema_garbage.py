@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from evertrain.embedded.schema import (
 from evertrain.embedded.schema.jsonpath import JSONPath
 from tests.embedded.toys import definition
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 META = {
     "name": "x",
     "namespace": "d",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ from evertrain.embedded.schema.jsonpath import JSONPath
 from tests.embedded.toys import definition
 
 REGISTRY = Registry.builtin()
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 
 def kind(plural: str, group: str = "") -> Resource:

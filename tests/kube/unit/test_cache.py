@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 
+from evertrain import aio
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import POD, ApiError, Kind, Object
 from tests.kube.fake import FakeKube
@@ -66,7 +67,7 @@ def test_follows_and_selects() -> None:
             assert cache.select("job", "x") == []
             assert not await cache.until(lambda: False, 0.01)
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_only_what_was_asked_for() -> None:
@@ -79,7 +80,7 @@ def test_only_what_was_asked_for() -> None:
             assert await cache.until(lambda: len(cache) > 0, 5)
             assert contents(list(cache)).keys() == {"b"}
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_an_object_that_was_replaced_unseen_is_two_events() -> None:
@@ -97,7 +98,7 @@ def test_an_object_that_was_replaced_unseen_is_two_events() -> None:
         assert seen == [(False, True), (True, False), (False, True)]
         assert contents(list(mirror.items.values())) == contents(kube.items(POD))
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_a_server_that_was_set_back_is_listed_again() -> None:
@@ -125,7 +126,7 @@ def test_a_server_that_was_set_back_is_listed_again() -> None:
             assert await cache.until(lambda: len(cache) == 1, 5)
         assert contents(list(cache)).keys() == {"other"}
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_trouble_of_all_kinds_loses_nothing() -> None:
@@ -165,7 +166,7 @@ def test_trouble_of_all_kinds_loses_nothing() -> None:
             assert await cache.until(lambda: contents(list(cache)) == contents(kube.items(POD)), 10)
             assert mirror.items == {item["metadata"]["name"]: item for item in cache}
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_an_object_that_a_listener_can_not_bear_ends_nothing() -> None:
@@ -185,7 +186,7 @@ def test_an_object_that_a_listener_can_not_bear_ends_nothing() -> None:
             assert await cache.until(lambda: len(cache) == 2, 5)
             assert mirror.items.keys() == {"odd", "even"}
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_who_waits_for_a_change_can_be_cancelled_at_the_very_moment_of_one() -> None:
@@ -201,4 +202,4 @@ def test_who_waits_for_a_change_can_be_cancelled_at_the_very_moment_of_one() -> 
         done, _ = await asyncio.wait([waiting], timeout=5)
         assert done and waiting.cancelled()
 
-    asyncio.run(test())
+    aio.run(test())

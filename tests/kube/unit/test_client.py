@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from evertrain import aio
 from evertrain.kube import client as client_module
 from evertrain.kube.client import Client
 from evertrain.kube.port import POD, ApiError, Conflict, Gone, NotFound, Object
@@ -57,7 +58,7 @@ def told(folder: Path, script: Script, test: Callable[[Client], Awaitable[Any]])
             finally:
                 await client.close()
 
-    return asyncio.run(run())
+    return aio.run(run())
 
 
 def body(**fields: Any) -> bytes:
@@ -179,7 +180,7 @@ def test_a_server_that_vanishes_is_missed_soon(tmp_path: Path, proxy: bool, monk
             await client.close()
         return bounds
 
-    [(asks, seconds, unanswered)] = asyncio.run(run())
+    [(asks, seconds, unanswered)] = aio.run(run())
     assert asks and seconds < 40 and 0 < unanswered < 40_000
 
 
@@ -193,9 +194,9 @@ def test_a_server_that_is_gone_before_a_watch_begins(tmp_path: Path, monkeypatch
 
         server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
         client = Client.from_kubeconfig(kubeconfig(tmp_path, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-        async with server, asyncio.timeout(60):
+        async with server, aio.timeout(60):
             with pytest.raises(TimeoutError, match="has not begun"):
                 await watched(client)
             await client.close()
 
-    asyncio.run(run())
+    aio.run(run())

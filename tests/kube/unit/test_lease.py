@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube.lease import CannotLead, Leader, LostLeadership, Sighting
 from evertrain.kube.port import LEASE, NAMESPACE, Kind, NotFound, Object
 from tests import virtual_time
@@ -36,7 +37,7 @@ class Work:
             self.active.remove(me)
 
     async def until(self, *history: str) -> None:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             while self.history != list(history):
                 self.changed.clear()
                 await self.changed.wait()
@@ -171,12 +172,12 @@ def test_the_lease_is_renewed_while_the_work_holds_the_loop_up() -> None:
             for _ in range(3):
                 assert here.renewed.acquire(timeout=60), "nobody else can run, and the lease is not renewed"
 
-        async with asyncio.timeout(120):
+        async with aio.timeout(120):
             await here.leader.lead(work)
         assert here.kube.find(LEASE, "operator", "mindx-dl")["spec"]["holderIdentity"] == "", "it is released"
         assert here.threads and not any(thread.is_alive() for thread in here.threads)
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_who_renews_on_a_thread_and_loses_the_lease_stops() -> None:
@@ -200,11 +201,11 @@ def test_who_renews_on_a_thread_and_loses_the_lease_stops() -> None:
                 ended.set()
 
         with pytest.raises(LostLeadership, match="operator is b's"):
-            async with asyncio.timeout(120):
+            async with aio.timeout(120):
                 await here.leader.lead(work)
         assert ended.is_set()
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_who_hangs_for_good_does_not_lead_for_ever() -> None:
@@ -212,7 +213,7 @@ def test_who_hangs_for_good_does_not_lead_for_ever() -> None:
         here = leader(FakeKube(), "a")
         assert await here._try(here._kube)
         with pytest.raises(LostLeadership):
-            async with asyncio.timeout(60):
+            async with aio.timeout(60):
                 await here._renew(here._kube, lambda: False)
 
     virtual_time.run(test())
@@ -223,7 +224,7 @@ def test_work_that_fails_is_said() -> None:
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        asyncio.run(leader(FakeKube(), "a").lead(broken))
+        aio.run(leader(FakeKube(), "a").lead(broken))
 
 
 def test_clocks_of_others_are_not_believed() -> None:
@@ -265,7 +266,7 @@ def test_a_namespace_that_may_not_be_made_is_named() -> None:
         kube, work = WithNamespaces(), Work()
         kube.before = guard
         with pytest.raises(CannotLead, match="namespace mindx-dl, where the lease operator has to be, is missing"):
-            async with asyncio.timeout(60):
+            async with aio.timeout(60):
                 await leader(kube, "a").lead(lambda: work.of("a"))
 
     virtual_time.run(test())

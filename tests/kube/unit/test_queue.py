@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube.queue import WorkQueue
 
 
@@ -18,7 +19,7 @@ def test_a_key_waits_once() -> None:
         assert len(queue) == 2
         assert [await queue.get(), await queue.get()] == ["a", "b"]
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_a_key_that_changes_while_it_is_worked_on_comes_again_afterwards() -> None:
@@ -28,11 +29,12 @@ def test_a_key_that_changes_while_it_is_worked_on_comes_again_afterwards() -> No
         key = await queue.get()
         queue.add("a")
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(queue.get(), 0.02)
+            async with aio.timeout(0.02):
+                await queue.get()
         queue.done(key)
         assert await asyncio.wait_for(queue.get(), 1) == "a"
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_later_and_earlier() -> None:
@@ -48,9 +50,10 @@ def test_later_and_earlier() -> None:
         assert 0.025 < loop.time() - began < 5
         queue.done("a")
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(queue.get(), 0.02)
+            async with aio.timeout(0.02):
+                await queue.get()
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_a_worker_that_waits_for_later_hears_of_now() -> None:
@@ -62,7 +65,7 @@ def test_a_worker_that_waits_for_later_hears_of_now() -> None:
         queue.add("now")
         assert await asyncio.wait_for(waiting, 1) == "now"
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_failures_wait_longer_each_time_until_they_are_forgotten() -> None:
@@ -74,7 +77,7 @@ def test_failures_wait_longer_each_time_until_they_are_forgotten() -> None:
         queue.forget("a")
         assert queue.retry("a") <= 0.001
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_many_workers_and_keys() -> None:
@@ -103,7 +106,7 @@ def test_many_workers_and_keys() -> None:
             queue.add(key)
             if chance.random() < 0.3:
                 await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with aio.timeout(10):
             while len(queue) or busy:
                 await asyncio.sleep(0.002)
         assert seen == wanted
@@ -111,4 +114,4 @@ def test_many_workers_and_keys() -> None:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
 
-    asyncio.run(test())
+    aio.run(test())

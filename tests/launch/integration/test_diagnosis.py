@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import threading
 
 import pytest
 
+from evertrain import aio
 from evertrain.launch import procfs, stalls
 from evertrain.launch.diagnosis import Evidence, diagnose
 from evertrain.launch.processes import Process
@@ -59,7 +59,7 @@ def look(tmp_path):
         processes.append((process, theirs))
         threading.Event().wait(0.1)  # until it is in the code; there is no other sign of that
         before(popen.pid)
-        return asyncio.run(stalls.gather(process, lambda: os.write(theirs, b"\x07"), lambda: board.last_pong == 7))
+        return aio.run(stalls.gather(process, lambda: os.write(theirs, b"\x07"), lambda: board.last_pong == 7))
 
     yield gather
     for process, fd in processes:
@@ -113,7 +113,7 @@ def test_a_process_that_would_die_of_the_question_is_not_asked(tmp_path):
     process = Process(popen, Board(), os.memfd_create("stack", 0), {})
     try:
         assert not stalls.ask_for_stack(process)
-        evidence = asyncio.run(stalls.gather(process, lambda: None, lambda: False))
+        evidence = aio.run(stalls.gather(process, lambda: None, lambda: False))
         assert evidence.stacks == ("", "")
         assert popen.poll() is None
     finally:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from evertrain import aio
 from evertrain.launch.output import Route, Stream, Writer
 from tests.launch.launching import finish, launch, start
 
@@ -170,4 +171,4 @@ def test_a_pipe_that_somebody_fills_without_end_is_closed_nevertheless(monkeypat
         os.close(theirs)
         assert stream.ended.is_set()
 
-    asyncio.run(scenario())
+    aio.run(scenario())

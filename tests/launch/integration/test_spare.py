@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from evertrain import aio
 from evertrain.launch.spares import Spares
 from tests.launch.launching import TRAINER, finish, start, wait_for
 
@@ -108,7 +108,7 @@ def test_a_spare_that_dies_with_a_rank_is_not_its_replacement(tmp_path):
         assert spares.ready == 1
         assert spares.take() is waiting and spares.take() is None
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_no_spare_on_demand_and_none_for_a_script_without_training(job, tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from evertrain import aio
 from evertrain.launch import args, controllers
 from evertrain.mindio import control, protocol
 from evertrain.mindio.controller.host import ControllerHost
@@ -131,14 +132,14 @@ def test_a_standby_that_can_not_be_started_is_a_warning(monkeypatch: pytest.Monk
             monkeypatch.setattr(controllers, "CONTROLLER_PROCESS", "no.such.module")
             _, standby = pair._processes.values()
             standby.kill()
-            async with asyncio.timeout(30):
+            async with aio.timeout(30):
                 while len(said) < 2:
                     await asyncio.sleep(0.01)
         finally:
             await pair.close()
         assert said[1] == "warning: a controller could not be started: exit code 1; the job goes on without a standby"
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 ENDING = """
@@ -163,7 +164,7 @@ def test_a_controller_that_crashes_is_replaced_and_one_that_ends_with_the_job_is
         outputs: Any = SimpleNamespace(say=said.append)
         pair = await controllers._Pair.start(args.parse(["--ft-standby=1", "-m", "json"], {}), "t" * 16, outputs)
         try:
-            async with asyncio.timeout(30):
+            async with aio.timeout(30):
                 (address, crashing), (other, ending) = pair._processes.items()
                 crashing.send_signal(signal.SIGUSR1)
                 while pair.addresses[0] != other or len(pair.addresses) < 2:
@@ -177,7 +178,7 @@ def test_a_controller_that_crashes_is_replaced_and_one_that_ends_with_the_job_is
             await pair.close()
         assert len(said) == 1
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 FAILED_JOB = """
@@ -315,7 +316,7 @@ def test_an_order_to_the_standby_reaches_the_controller_in_charge() -> None:
             for host in hosts:
                 await host.close()
 
-    answer = asyncio.run(scenario())
+    answer = aio.run(scenario())
     assert answer.ok and answer.text == "idle"
 
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from evertrain import aio
 from evertrain.launch.processes import Process
 from evertrain.launch.watch import Watcher
 from evertrain.mindio import board
@@ -33,7 +34,7 @@ class Log:
         self.changed.set()
 
     async def wait_for(self, what: str) -> tuple[int | None, float]:
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             while True:
                 for name, code, at in self.said:
                     if name == what:
@@ -81,7 +82,7 @@ def watched():
                 popen.stdout.close()
                 process.close()
 
-        asyncio.run(main())
+        aio.run(main())
 
     return run
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.mindio import framing
 from evertrain.mindio import protocol as p
 from evertrain.mindio.asynclink import AsyncLink
@@ -53,7 +54,7 @@ class Peer:
 
     async def next(self) -> p.Message | None:
         """The next message; None when the controller has closed the link."""
-        async with asyncio.timeout(10):
+        async with aio.timeout(10):
             while not self._read:
                 try:
                     data = await self._reader.read(65536)
@@ -92,10 +93,10 @@ async def controller(
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             await scenario()
 
-    asyncio.run(bounded())
+    aio.run(bounded())
 
 
 async def bring_to_running(ranks: list[Peer], generation: int = 1, step: int = 0) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from evertrain import aio
 from evertrain.launch.link import Uplink
 from evertrain.mindio import protocol as p
 from evertrain.mindio.controller.host import ControllerHost
@@ -21,7 +22,7 @@ TIMING = Timing.derive(0.5)
 
 async def until(condition: Callable[[], object], what: str) -> None:
     try:
-        async with asyncio.timeout(15):
+        async with aio.timeout(15):
             while not condition():
                 await asyncio.sleep(0.01)
     except TimeoutError:
@@ -102,7 +103,7 @@ def test_what_ranks_agreed_on_before_training_outlives_the_controller() -> None:
             assert await asyncio.to_thread(rank.store_get, ["prelude/run"], 10) == [b"id-7"]
             assert rank._inbox.qsize() == 1 and isinstance(rank.receive(), p.Continue), "nobody was told to stop"
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_new_controller_in_the_place_of_the_old_one_stands_by() -> None:
@@ -115,7 +116,7 @@ def test_a_new_controller_in_the_place_of_the_old_one_stands_by() -> None:
                 assert third.leads
                 await until(lambda: not third.leads and second.answering.standbys, "its stepping down")
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_a_controller_of_the_past_is_not_followed() -> None:
@@ -127,4 +128,4 @@ def test_a_controller_of_the_past_is_not_followed() -> None:
                 with pytest.raises(Refused, match="of the past"):
                     await asyncio.to_thread(rank.connect)
 
-    asyncio.run(scenario())
+    aio.run(scenario())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.mindio import protocol as p
 from evertrain.mindio import tls
 from evertrain.mindio.asynclink import AsyncLink, LinkError
@@ -97,7 +98,7 @@ def test_strangers_are_refused_in_words_on_both_sides_and_the_job_does_not_notic
     authority: Authority, node: Issued, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with asyncio.timeout(40), job(tls.server_context(node.info), tls.client_context(node.info)) as running:
+        async with aio.timeout(40), job(tls.server_context(node.info), tls.client_context(node.info)) as running:
             address = running.server.address
             for count, stranger in enumerate(strangers(authority, node, tmp_path), 1):
                 caplog.clear()
@@ -112,24 +113,24 @@ def test_strangers_are_refused_in_words_on_both_sides_and_the_job_does_not_notic
             assert len(running.server.links) <= 3 + 1
 
     with caplog.at_level(logging.DEBUG):
-        asyncio.run(scenario())
+        aio.run(scenario())
 
 
 def test_tls_to_a_controller_without_certificates(node: Issued, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with asyncio.timeout(20), job(None, None) as running:
+        async with aio.timeout(20), job(None, None) as running:
             heard = await asyncio.to_thread(connect, running.server.address, TOKEN, tls.client_context(node.info))
             assert heard == "TLS: the peer does not speak TLS"
             assert "it speaks TLS, and this controller plain text" in caplog.text
             assert await running.undisturbed(1)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_garbage_inside_tls_and_a_cut_in_the_handshake(node: Issued, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         client = tls.client_context(node.info)
-        async with asyncio.timeout(20), job(tls.server_context(node.info), client) as running:
+        async with aio.timeout(20), job(tls.server_context(node.info), client) as running:
             address = running.server.address
             reader, writer = await asyncio.open_connection(*address, ssl=client)
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -144,7 +145,7 @@ def test_garbage_inside_tls_and_a_cut_in_the_handshake(node: Issued, caplog: pyt
             writer.close()
             assert await running.undisturbed(1)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
     assert "a frame of" in caplog.text
 
 
@@ -168,12 +169,12 @@ def test_the_dates_of_a_running_job_are_looked_at_again(authority: Authority) ->
 
         lookout = tls.Lookout(period=DAY / 864_000, ahead=30 * DAY)
         watch = DateWatch(authority.issue("soon", ends=5 * DAY).info, lookout, warn)
-        async with asyncio.timeout(10):
+        async with aio.timeout(10):
             await warned.wait()
         watch.close()
         assert all("soon.pem expires in 4 days" in text for text in texts)
 
-    asyncio.run(scenario())
+    aio.run(scenario())
 
 
 def test_the_launcher_and_its_processes_use_the_certificates(authority: Authority, tmp_path: Path) -> None:

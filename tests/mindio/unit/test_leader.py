@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from evertrain import aio
 from evertrain.mindio import protocol
 from evertrain.mindio.controller.leader import Leader
 from evertrain.mindio.controller.machine import AgentLost, Machine
@@ -15,7 +16,7 @@ def _refusal(hello: protocol.Hello) -> object:
         leader = Leader(Machine(2, Timing.derive(1.0)), "t", "127.0.0.1:1", on_deposed=lambda address, epoch: None)
         return leader.refusal(hello)
 
-    return asyncio.run(ask())
+    return aio.run(ask())
 
 
 def test_a_new_controller_does_not_draw_the_standby_of_a_job_that_has_begun() -> None:
@@ -49,4 +50,4 @@ def test_a_controller_that_was_frozen_hands_over_before_it_does_anything() -> No
         assert deposed == [("127.0.0.1:2", 3)]
         await leader.close()
 
-    asyncio.run(play())
+    aio.run(play())

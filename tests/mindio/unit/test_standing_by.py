@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from evertrain import aio
 from evertrain.mindio import protocol as p
 from evertrain.mindio.controller.standby import Standby
 from evertrain.mindio.timing import Timing
@@ -65,7 +66,7 @@ def scene(play: Callable[[], None]) -> None:
     async def on_stage() -> None:
         play()
 
-    asyncio.run(on_stage())
+    aio.run(on_stage())
 
 
 def test_when_all_are_there_nobody_waits() -> None:
@@ -161,4 +162,4 @@ def test_a_standby_that_does_not_know_where_the_controller_is_waits_to_be_told()
         assert here.standby._chore is not None and not here.standby._chore.done()
         await here.standby.close()
 
-    asyncio.run(play())
+    aio.run(play())

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -64,7 +64,7 @@ def test_what_is_read_of_a_certificate(authority: Authority, kind: str, key: str
     issued = authority.issue(kind, kind, ends=40 * 365 * DAY)  # past 2050, where the format of times changes
     (found,) = x509.certificates(Path(issued.cert).read_text())
     assert (found.name, found.key, found.bits) == (kind, key, bits)
-    assert abs(found.ends - datetime.now(UTC) - 40 * 365 * DAY) < timedelta(minutes=5)
+    assert abs(found.ends - datetime.now(timezone.utc) - 40 * 365 * DAY) < timedelta(minutes=5)
 
 
 @pytest.mark.parametrize("body", ["", "MII=", "AAAA", "MIIC", "////", "§"])
@@ -223,7 +223,7 @@ def test_no_certificate_and_old_versions_are_refused(node: Issued) -> None:
 
 def test_a_certificate_near_its_end_is_announced(authority: Authority, node: Issued) -> None:
     soon = authority.issue("soon", ends=10 * DAY)
-    now = datetime.now(UTC)
+    now = datetime.now(timezone.utc)
     (warning,) = tls.expiring(soon.info, now, 30 * DAY)
     assert "soon.pem expires in 9 days" in warning
     assert not tls.expiring(soon.info, now, 7 * DAY)

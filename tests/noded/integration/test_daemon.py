@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.embedded.api.server import ApiServer
 from evertrain.embedded.certificates import credentials
 from evertrain.kube.cache import Cache
@@ -152,7 +153,7 @@ async def test_faults_of_chips_and_node_are_published_and_taken_back(tmp_path: P
             return {(event["reason"], event["action"]) for event in events if event["type"] == "Warning"}
 
         expected = {("Occur", "RestartBusiness"), ("Recovery", "RestartBusiness"), ("Occur", "PreSeparateFault")}
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             while not expected <= await told():
                 await asyncio.sleep(0.02)
 
@@ -374,7 +375,7 @@ async def test_a_read_only_file_system_makes_a_real_node_unhealthy(tmp_path: Pat
                     assert seen.info is not None and seen.info.status == "UnHealthy"
                     assert seen.info.faults[0].codes == (codes.READ_ONLY,)
             running.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 assert await running.wait() == 0
 
 
@@ -388,7 +389,7 @@ async def test_a_drop_in_program_on_a_real_node(tmp_path: Path) -> None:
         async with process(*command(seen, "--detectors", "programs", "--programs", str(folder))) as running:
             await seen.until(lambda: seen.device.unhealthy == ("Ascend910-2",))
             running.send_signal(signal.SIGINT)
-            async with asyncio.timeout(PATIENCE):
+            async with aio.timeout(PATIENCE):
                 assert await running.wait() == 0
         assert seen.device.unhealthy == ("Ascend910-2",), "that it ended is no reason to trust the chip"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.cli.main import main
 from evertrain.embedded.cluster import Cluster, Settings
 from evertrain.kube.cache import Cache
@@ -139,7 +140,7 @@ async def test_a_fault_for_a_while_and_one_with_a_level_of_its_own(tmp_path: Pat
     async with cluster(tmp_path) as running:
         said = await running.inject("node", "12345678", "--node", "node-0", "--level", "PreSeparateFault", "--for", "5")
         assert said == "node-0 CPU 0: 12345678 injected, level PreSeparateFault, as given\n"
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             while await running.inject("list") != "Nothing is injected.\n":
                 await asyncio.sleep(0.1)
         await running.until(lambda: running.info("node-0") is None)

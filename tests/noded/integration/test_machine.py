@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
+from evertrain import aio
 from evertrain.noded import codes
 from evertrain.noded.detectors.base import Detector
 from evertrain.noded.detectors.pressure import Pressure
@@ -44,6 +45,7 @@ MOUNTS = [["unshare", *OWN, "--mount"]] if possible("--mount", "mount", "-t", "t
 
 WATCH = """
 import asyncio, json, subprocess, sys
+from evertrain import aio
 
 async def steps(detector, *commands):
     told = asyncio.Queue()
@@ -74,7 +76,7 @@ def said(namespace: list[str], script: str, *arguments: str) -> list[Any]:
 CABLES = """
 from evertrain.noded.detectors.links import Links
 subprocess.run("ip link add a0 type veth peer name b0; ip link set a0 up; ip link set b0 up", shell=True, check=True)
-asyncio.run(steps(
+aio.run(steps(
     Links(["a0"]),
     "ip link set b0 down", "ip link set b0 up", "ip link set a0 down", "ip link set a0 up", "ip link del a0",
     "ip link add a0 type veth peer name b0 && ip link set a0 up && ip link set b0 up && sleep 0.1",
@@ -103,8 +105,8 @@ from evertrain.noded.detectors.storage import Storage
 place = sys.argv[1]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], check=True)
 # It is asked how full it is only once an hour: what comes is what the kernel has told.
-asyncio.run(steps(Storage([place], every=3600.0), f"mount -o remount,ro {place}", f"mount -o remount,rw {place}"))
-asyncio.run(steps(
+aio.run(steps(Storage([place], every=3600.0), f"mount -o remount,ro {place}", f"mount -o remount,rw {place}"))
+aio.run(steps(
     Storage([place], every=0.05),
     f"dd if=/dev/zero of={place}/big bs=4096 count=1000 2>/dev/null || true", f"rm {place}/big",
 ))
@@ -139,7 +141,7 @@ async def watching(detector: Detector) -> AsyncIterator[asyncio.Queue[list[AnyFa
     told: asyncio.Queue[list[AnyFault]] = asyncio.Queue()
     task = asyncio.create_task(detector.run(lambda faults: told.put_nowait(list(faults))))
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             yield told
     finally:
         task.cancel()
@@ -268,14 +270,14 @@ async def test_a_program_learns_of_our_death(tmp_path: Path) -> None:
     folder.mkdir()
     program(folder, "waits", f"echo $$ >{tmp_path}/pid; echo '{CHIP % 1}'; cat; touch {tmp_path}/ended")
     script = (
-        "import asyncio, sys, pathlib\nfrom evertrain.noded.detectors.programs import Programs\n"
-        "asyncio.run(Programs(pathlib.Path(sys.argv[1])).run(lambda faults: faults and print(faults, flush=True)))"
+        "import pathlib, sys\nfrom evertrain import aio\nfrom evertrain.noded.detectors.programs import Programs\n"
+        "aio.run(Programs(pathlib.Path(sys.argv[1])).run(lambda faults: faults and print(faults, flush=True)))"
     )
     noded = await asyncio.create_subprocess_exec(
         sys.executable, "-c", script, str(folder), stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT
     )
     assert noded.stdout
-    async with asyncio.timeout(PATIENCE):
+    async with aio.timeout(PATIENCE):
         await noded.stdout.readline()
         waiting = psutil.Process(int((tmp_path / "pid").read_text()))
         noded.send_signal(signal.SIGKILL)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.noded import codes
 from evertrain.noded.detectors import ascend, clock, links, memory, netlink, nvidia, pressure, storage
 from evertrain.noded.detectors.base import Detector
@@ -38,7 +39,7 @@ async def seen(detector: Detector, condition: Callable[[list[AnyFault]], Any], t
     told: asyncio.Queue[list[AnyFault]] = asyncio.Queue()
     task = asyncio.create_task(detector.run(lambda faults: told.put_nowait(list(faults))))
     try:
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             while True:
                 faults = await told.get()
                 if condition(faults):
@@ -187,7 +188,7 @@ async def test_an_uncorrected_error_is_seen_when_it_happens(tmp_path: Path) -> N
     tree(tmp_path, {str(count.relative_to(tmp_path)): "0"})
     faults = await seen(MemoryErrors(tmp_path, every=0.01), lambda told: told == [], lambda: count.write_text("1"))
     assert found(faults) == [(codes.MEMORY_UNCORRECTED, 0)]
-    async with asyncio.timeout(10):
+    async with aio.timeout(10):
         await MemoryErrors(tmp_path / "nowhere").run(lambda faults: None)
 
 
@@ -315,7 +316,7 @@ async def test_the_clock_is_looked_at_when_the_kernel_says_that_it_was_set() -> 
 
         detector = clock.Clock(offset=lambda: offsets.pop(0) if len(offsets) > 1 else offsets[0], timer=lambda: ours)
         task = asyncio.create_task(seen(detector, lambda told: told == [], settle))
-        async with asyncio.timeout(30):
+        async with aio.timeout(30):
             while len(offsets) > 1:
                 await asyncio.sleep(0.01)
             assert not task.done(), "a small correction is no jump"
@@ -374,7 +375,7 @@ async def test_a_machine_with_nvidia_smi(tmp_path: Path) -> None:
 
 
 async def test_machines_without_such_hardware_have_nothing_to_look_at(tmp_path: Path) -> None:
-    async with asyncio.timeout(10):
+    async with aio.timeout(10):
         await nvidia.Nvidia(tool=str(tmp_path / "none"), nvml=False).run(lambda faults: None)
         await ascend.Ascend(tool=str(tmp_path / "none")).run(lambda faults: None)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.noded import codes
 from evertrain.noded.detectors import nvidia
 
@@ -150,7 +151,7 @@ async def test_the_detector_tells_of_all(monkeypatch: pytest.MonkeyPatch) -> Non
 
     running = asyncio.ensure_future(nvidia.Nvidia(every=60).run(tell))
     try:
-        async with asyncio.timeout(60):
+        async with aio.timeout(60):
             await asyncio.wait({running, asyncio.ensure_future(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         running.cancel()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube.port import CONFIG_MAP
 from evertrain.noded import codes
 from evertrain.noded.daemon import NodeDaemon
@@ -36,14 +37,14 @@ def test_what_keeps_it_from_starting_is_told() -> None:
         sources = Sources(kube, "node-0")
         reading = asyncio.ensure_future(sources.run())
         try:
-            async with asyncio.timeout(60):
+            async with aio.timeout(60):
                 await NodeDaemon(kube, "node-0", sources, detectors=[Broken()]).run()
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
     with pytest.raises(RuntimeError, match="a defect of the detector"):
-        asyncio.run(run())
+        aio.run(run())
 
 
 class Silent:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube import client as client_module
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import (
@@ -121,7 +122,7 @@ def test_the_client_says_what_the_server_says(tmp_path: Path, monkeypatch: pytes
                 finally:
                     await nobody.close()
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def config_map(name: str, data: dict[str, str]) -> Object:
@@ -163,7 +164,7 @@ def test_no_update_is_lost_with_the_watch_cut_every_100_ms(tmp_path: Path) -> No
             await kube.close()
             assert scissors.cuts > 10
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_jobs_succeed_with_every_watch_of_the_operator_cut_every_100_ms(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_jobs_succeed_with_every_watch_of_the_operator_cut_every_100_ms(tmp_path
                 assert len((await running.kube.list(POD)).items) == 40
             await kube.close()
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 @contextlib.asynccontextmanager
@@ -232,7 +233,7 @@ def test_the_operator_is_killed_while_it_makes_pods_and_the_next_one_goes_on(tmp
             assert len(after) == 40
             assert pods.items() <= after.items(), "no pod was made twice"
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_deleting_a_job_deletes_what_it_owns(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_deleting_a_job_deletes_what_it_owns(tmp_path: Path) -> None:
 
                 await until(gone)
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 async def status_line(port: int) -> str:
@@ -291,7 +292,7 @@ def test_who_stands_by_is_healthy_and_does_nothing(tmp_path: Path) -> None:
             assert await running.states() == [""]
             assert (await running.kube.get(LEASE, "ascend-operator", "mindx-dl"))["spec"] == spec
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_the_operator_as_a_process_leads_is_healthy_and_leaves_in_order(tmp_path: Path) -> None:
@@ -318,4 +319,4 @@ def test_the_operator_as_a_process_leads_is_healthy_and_leaves_in_order(tmp_path
             spec = (await running.kube.get(LEASE, "ascend-operator", "mindx-dl"))["spec"]
             assert spec["holderIdentity"] == ""
 
-    asyncio.run(test())
+    aio.run(test())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
 import pytest
 import yaml
 
+from evertrain import aio
 from evertrain.kube.port import ASCEND_JOB, NAMESPACE, POD_GROUP, ApiError, Object
 from evertrain.operator.shell import Operator
 from tests.operator.cluster import background, cluster, until
@@ -60,4 +60,4 @@ def test_samples(files: list[Path], tmp_path: Path) -> None:
                     assert last["type"] == "Created"
             assert len(wanted) >= 16
 
-    asyncio.run(test())
+    aio.run(test())

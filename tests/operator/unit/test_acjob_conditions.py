@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evertrain.acjob import conditions as c
 
-START = datetime(2026, 1, 1, 10, tzinfo=UTC)
+START = datetime(2026, 1, 1, 10, tzinfo=timezone.utc)
 
 
 def build(*steps: tuple[str, str, str]) -> list[dict[str, str]]:

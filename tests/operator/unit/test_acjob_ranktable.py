@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.acjob.job import Job
 from evertrain.acjob.pods import Surroundings, new_pod
 from evertrain.acjob.ranktable import Unready, build, invalidated, next_table, next_version, table_version
@@ -232,7 +233,7 @@ def test_the_operator_keeps_the_config_map_current() -> None:
         await bench.settle()
         assert [call for call in bench.kube.calls if call[1] == "ConfigMap"] == reads
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def rings_config(**data: str) -> Object:
@@ -273,7 +274,7 @@ def test_a_table_is_not_valid_when_all_pods_are_gone_or_the_job_is_another() -> 
             await bench.look()
         assert status() == "initializing"
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_the_table_waits_for_the_super_pods_that_the_scheduler_names() -> None:
@@ -290,7 +291,7 @@ def test_the_table_waits_for_the_super_pods_that_the_scheduler_names() -> None:
         table = json.loads(bench.kube.find(CONFIG_MAP, "rings-config-test-job")["data"]["hccl.json"])
         assert len(table["super_pod_list"]) == 2
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_a_table_that_somebody_else_changes_meanwhile_is_looked_at_again() -> None:
@@ -309,7 +310,7 @@ def test_a_table_that_somebody_else_changes_meanwhile_is_looked_at_again() -> No
         with pytest.raises(Again, match="modified"):
             await bench.look()
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 @pytest.mark.parametrize("namespace", [None, "here"])
@@ -329,7 +330,7 @@ def test_tables_of_jobs_that_were_deleted_meanwhile_are_removed(namespace: str |
         left = {path.parent.name for path in tmp_path.glob("*/hccl.json")}
         assert left == ({"here.alive"} if namespace is None else {"here.alive", "there.job"})
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -362,4 +363,4 @@ def test_the_operator_keeps_the_file_current(tmp_path: Path) -> None:
         await bench.settle()
         assert [path.name for path in place.iterdir()] == ["version"]
 
-    asyncio.run(test())
+    aio.run(test())

@@ -3,7 +3,6 @@ goes on, counts nothing twice, forgets nothing, and what has ended stays ended."
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from evertrain import aio
 from evertrain.acjob.conditions import is_finished
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, EVENT, POD, Kind, Object
 from evertrain.operator.carry import Again
@@ -185,7 +185,7 @@ def test_any_history_ends_well(history: list[Step], begun: bool, single: bool, l
         await world.converge()
         assert len(world.bench.kube.items(ASCEND_JOB)) == 1
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 class Mortal:
@@ -299,4 +299,4 @@ def test_a_kill_at_any_request_changes_nothing_in_the_end(part: int) -> None:
         for at in range(1 + part, undisturbed.requests + 1, 4):
             assert await Mortal(at).live() == wanted, f"killed at request {at}"
 
-    asyncio.run(test())
+    aio.run(test())

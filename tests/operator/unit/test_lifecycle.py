@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube.port import ASCEND_JOB, EVENT, POD, POD_GROUP, SERVICE, Kind
 from evertrain.operator.carry import Again
 from tests.operator.acjobs import ascend_job, replica
@@ -16,7 +17,7 @@ from tests.operator.bench import Bench
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
+    aio.run(test)
 
 
 def ended(policy: str | None, **pods: str) -> tuple[set[str], set[str]]:

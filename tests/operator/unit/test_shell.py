@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube.lease import Leader, LostLeadership
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, LEASE, POD, POD_GROUP, ApiError, Conflict, Kind, Kube
 from evertrain.operator import __main__ as command
@@ -43,7 +44,7 @@ def states(kube: FakeKube) -> dict[str, str]:
 
 
 async def until(kube: FakeKube, wanted: str, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
+    async with aio.timeout(seconds):
         while set(states(kube).values()) != {wanted}:
             await asyncio.sleep(0.005)
 
@@ -94,7 +95,7 @@ def test_many_jobs_with_watches_cut_all_the_time() -> None:
         created = [name for verb, kind, name in kube.calls if (verb, kind) == ("create", "Pod")]
         assert len(created) == len(set(created))
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_operators_that_come_and_go() -> None:
@@ -111,7 +112,7 @@ def test_operators_that_come_and_go() -> None:
         created = [name for verb, kind, name in kube.calls if (verb, kind) == ("create", "Pod")]
         assert len(created) == len(set(created)) == 40
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_thirty_pods_deleted_at_once() -> None:
@@ -119,7 +120,7 @@ def test_thirty_pods_deleted_at_once() -> None:
         kube = FakeKube()
         async with operator(kube):
             await kube.create(ASCEND_JOB, ascend_job("big", workers=31))
-            async with asyncio.timeout(10):
+            async with aio.timeout(10):
                 while not kube.items(POD_GROUP):
                     await asyncio.sleep(0.001)
                 kube.set_status(POD_GROUP, kube.items(POD_GROUP)[0]["metadata"]["name"], {"phase": "Running"})
@@ -128,12 +129,12 @@ def test_thirty_pods_deleted_at_once() -> None:
             for index in range(30):
                 kube.remove(POD, f"big-worker-{index}")
             began = asyncio.get_running_loop().time()
-            async with asyncio.timeout(10):
+            async with aio.timeout(10):
                 while len(kube.items(POD)) < 32:
                     await asyncio.sleep(0.001)
             assert asyncio.get_running_loop().time() - began < 2
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_a_server_that_refuses_now_and_then() -> None:
@@ -156,7 +157,7 @@ def test_a_server_that_refuses_now_and_then() -> None:
                         break
             await until(kube, "Succeeded")
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_a_rank_table_that_could_not_be_written_is_written_later() -> None:
@@ -175,7 +176,7 @@ def test_a_rank_table_that_could_not_be_written_is_written_later() -> None:
         kube.before = before
         async with operator(kube):
             await kube.create(ASCEND_JOB, ascend_job("job", workers=0))
-            async with asyncio.timeout(20):
+            async with aio.timeout(20):
                 while not kube.items(POD_GROUP):
                     await asyncio.sleep(0.005)
                 kube.set_status(POD_GROUP, kube.items(POD_GROUP)[0]["metadata"]["name"], {"phase": "Running"})
@@ -187,7 +188,7 @@ def test_a_rank_table_that_could_not_be_written_is_written_later() -> None:
                     await asyncio.sleep(0.005)
         assert refusals == 0
 
-    asyncio.run(test())
+    aio.run(test())
 
 
 def test_one_job_that_breaks_the_operator_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,11 +199,11 @@ def test_one_job_that_breaks_the_operator_does_not_stop_the_others(caplog: pytes
             bad["spec"]["replicaSpecs"]["Worker"]["replicas"] = "many"
             await kube.create(ASCEND_JOB, bad)
             await kube.create(ASCEND_JOB, ascend_job("good"))
-            async with asyncio.timeout(10):
+            async with aio.timeout(10):
                 while states(kube)["good"] != "Succeeded":
                     await asyncio.sleep(0.005)
 
-    asyncio.run(test())
+    aio.run(test())
     assert "job default/bad" in caplog.text
 
 
@@ -239,7 +240,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over() -> None:
             return asyncio.create_task(leader.lead(operator.run))
 
         first = lead(0)
-        async with asyncio.timeout(20):
+        async with aio.timeout(20):
             while not lines[0].asked:
                 await asyncio.sleep(0.005)
         second = lead(1)
@@ -249,7 +250,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over() -> None:
                 await until(kube, "Succeeded")
             assert lines[1].asked == [], "who doesn't lead doesn't even look"
             await kube.create(ASCEND_JOB, ascend_job("late", workers=3))
-            async with asyncio.timeout(20):
+            async with aio.timeout(20):
                 while len(kube.items(POD_GROUP)) != 1:
                     await asyncio.sleep(0.005)
             lines[0].is_cut = True

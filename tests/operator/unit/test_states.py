@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, POD_GROUP, QUEUE, SERVICE, Kind
 from tests.kube.fake import refused
 from tests.operator.acjobs import ascend_job, environment_of, replica
@@ -16,7 +17,7 @@ from tests.operator.bench import Bench
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
+    aio.run(test)
 
 
 def condition(kind: str, reason: str, message: str, at: str = "2026-01-01T10:00:00Z") -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from evertrain import aio
 from evertrain.kube.port import POD, Object
 from tests.operator.bench import Bench
 
@@ -158,4 +158,4 @@ def test_settles(
         event("pods" if bench.pods() else "no pods")
         event(bench.state)
 
-    asyncio.run(test())
+    aio.run(test())

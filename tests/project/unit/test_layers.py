@@ -6,10 +6,14 @@ import ast
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "src" / "evertrain"
@@ -40,7 +44,9 @@ def test_every_part_is_under_a_contract() -> None:
     """A new part has to say where it belongs."""
     whole = [contract for contract in CONTRACTS if "layers" in contract and "containers" not in contract]
     layered = {part for contract in whole for layer in contract["layers"] for part in layer.split(" : ")}
-    parts = {f"evertrain.{path.name}" for path in SOURCES.iterdir() if (path / "__init__.py").exists()}
+    modules = {path.stem for path in SOURCES.glob("*.py") if not path.name.startswith("__")}
+    packages = {path.parent.name for path in SOURCES.glob("*/__init__.py")}
+    parts = {f"evertrain.{name}" for name in modules | packages}
     assert parts == layered
 
 

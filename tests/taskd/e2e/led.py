@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from tests.ports import free_ports
 from tests.taskd.cluster import ScriptedClusterD
 from tests.taskd.documents import START
@@ -57,7 +58,8 @@ class Led:
     async def hears(self, method: str) -> tuple[str, Any]:
         """The next call, which this one is expected to be or to follow."""
         try:
-            return await asyncio.wait_for(self.clusterd.heard.get(), LIMIT)
+            async with aio.timeout(LIMIT):
+                return await self.clusterd.heard.get()
         except TimeoutError:
             raise AssertionError(f"no {method}\n{self.explain()}") from None
 
@@ -116,7 +118,7 @@ class Led:
     async def until(self, condition: Callable[[], Any], what: str, limit: float = LIMIT) -> None:
         """For what happens inside of processes, where nobody tells us."""
         try:
-            async with asyncio.timeout(limit):
+            async with aio.timeout(limit):
                 while not condition():
                     await asyncio.sleep(0.05)
         except TimeoutError:

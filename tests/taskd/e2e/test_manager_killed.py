@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from tests.taskd.e2e.led import LIMIT, led
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 from tests.taskd.jobs import Result, TwoPods
@@ -34,7 +35,7 @@ async def kill_manager(pods: TwoPods) -> int:
     """Returns the process id of the next one."""
     (old,) = managers(pods)
     os.kill(old, signal.SIGKILL)
-    async with asyncio.timeout(LIMIT):
+    async with aio.timeout(LIMIT):
         while not (new := [pid for pid in managers(pods) if pid != old]):
             await asyncio.sleep(0.05)
     return new[0]

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from evertrain import aio
 from evertrain.taskd import frames
 from evertrain.taskd.manager.shell import Config, Manager
 from evertrain.taskd.net.node import Node
@@ -159,7 +160,8 @@ class Parent(grpc.GenericRpcHandler):
             while True:  # until it is confirmed, as a manager does
                 yield self._good
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.confirmed.wait(), 0.5)
+                    async with aio.timeout(0.5):
+                        await self.confirmed.wait()
                     await asyncio.Event().wait()
         finally:
             reader.cancel()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from evertrain.taskd import frames
 from evertrain.taskd.frames import Body, FaultReport
 from evertrain.taskd.manager import delivery, shell, signals
@@ -92,7 +93,7 @@ class Job:
 
 
 async def until(true: Callable[[], bool], limit: float = 90) -> None:
-    async with asyncio.timeout(limit):
+    async with aio.timeout(limit):
         while not true():
             await asyncio.sleep(0.01)
 
@@ -542,7 +543,8 @@ async def test_they_do_not_reach_it_either_before_it_has_registered(
         new = await job._join(Node(Position("Proxy", "0", "2"), listen="127.0.0.1:0", upstream=above))
         successor = await job._join(Node(Position("Agent", "0"), upstream=f"127.0.0.1:{new.port}"))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(successor.received.get(), 1.5)
+            async with aio.timeout(1.5):
+                await successor.received.get()
 
 
 @pytest.mark.usefixtures("environment")

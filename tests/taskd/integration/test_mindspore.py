@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.taskd import frames
 from evertrain.taskd.frames import Body
 from evertrain.taskd.net.node import Node
@@ -64,7 +65,8 @@ class Pod:
     async def hear(self) -> Body:
         while True:
             try:
-                message = await asyncio.wait_for(self.manager.received.get(), 90)
+                async with aio.timeout(90):
+                    message = await self.manager.received.get()
             except TimeoutError:
                 raise AssertionError(self.launcher.said()) from None
             body = frames.decode(message.body)

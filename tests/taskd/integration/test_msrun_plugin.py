@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from evertrain import aio
 from tests.ports import free_ports
 from tests.taskd.cluster import ScriptedClusterD
 from tests.taskd.msrun import Launcher
@@ -66,7 +67,7 @@ class Pod:
 
 
 async def gone(*pids: int) -> None:
-    async with asyncio.timeout(90):
+    async with aio.timeout(90):
         while any(alive(pid) for pid in pids):
             await asyncio.sleep(0.02)
 
@@ -150,7 +151,7 @@ async def test_nothing_starts_while_faults_are_collected_and_failed_processes_en
     pod = Pod(tmp_path, TEST_STARTED="0")
     pod.reset(FaultFlushing=True)
     async with pod.running():
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while not (tmp_path / "log").exists():
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)  # that nothing happens can't be awaited
@@ -210,7 +211,8 @@ async def first_node(folder: Path) -> AsyncIterator[tuple[Pod, ScriptedClusterD]
             for method in ("Init", "Init", "Register"):
                 heard = await clusterd.expect(method, 90)  # the launcher and its processes have to start
                 assert (heard.jobId, heard.role) == ("job-1", "master agent")
-            await asyncio.wait_for(clusterd.subscribed.wait(), 90)
+            async with aio.timeout(90):
+                await clusterd.subscribed.wait()
             yield pod, clusterd
     except TimeoutError:
         raise AssertionError(pod.launcher.said()) from None

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from evertrain import aio
 from evertrain.taskd.net import client, server
 from evertrain.taskd.net.node import Node
 from evertrain.taskd.net.routing import Position
@@ -66,7 +67,7 @@ class Tree:
         """Another one at the same address; the proxies have joined it."""
         port = self.manager.port
         await self.manager.close()
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             for proxy in self.proxies:
                 while proxy.client.joined.is_set():  # type: ignore[union-attr]
                     await asyncio.sleep(0.01)  # else its old place with the first manager would count
@@ -397,7 +398,7 @@ async def test_the_answer_to_a_call_counts_also_after_the_end_of_the_stream(monk
         sending = asyncio.ensure_future(tree.agents[0].send(MANAGER, "x"))
         await asyncio.wait_for(held.reached.wait(), 90)
         tree.manager.server._members[proxy.own].end()
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while proxy.client.joined.is_set():  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)
         held.answers.set()

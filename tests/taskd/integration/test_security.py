@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from evertrain import aio
 from evertrain.taskd import environment
 from evertrain.taskd.manager.clusterd import ClusterD
 from evertrain.taskd.net.node import Node
@@ -57,7 +58,7 @@ async def refused(manager: Node, security: Security, caplog: pytest.LogCaptureFi
     proxy = Node(PROXY, listen=LOOPBACK, upstream=f"127.0.0.1:{manager.port}", security=security)
     await proxy.start()
     try:
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while not (told := [each for each in caplog.messages if "rebuild net" in each]):
                 await asyncio.sleep(0.02)
         assert proxy.client is not None and not proxy.client.joined.is_set()

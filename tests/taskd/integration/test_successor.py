@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.taskd import frames
 from evertrain.taskd.agent import common
 from evertrain.taskd.frames import Body
@@ -133,7 +134,7 @@ class Tree:
     async def replace(self, old: Node, reporter: common.Reporter) -> Node:
         """The agent has missed it meanwhile: a process needs longer to start than there is between signs of life."""
         await old.close()
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while reporter.heard:
                 await asyncio.sleep(0.01)
         return await self.manager()
@@ -161,7 +162,7 @@ async def tree(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Tree, Nod
 
 async def hear(manager: Node) -> Body:
     """The next word that is no sign of life."""
-    async with asyncio.timeout(90):
+    async with aio.timeout(90):
         while True:
             body = frames.decode((await manager.received.get()).body)
             if body.msg_type != "KEEP_ALIVE":
@@ -218,7 +219,7 @@ async def until_it_sleeps(reporter: common.Reporter) -> None:
         await next_one()
 
     reporter._until_next = watched  # type: ignore[method-assign]
-    async with asyncio.timeout(90):
+    async with aio.timeout(90):
         while not sleeps.is_set():
             await asyncio.sleep(0.01)
 
@@ -242,7 +243,7 @@ async def test_signs_of_life_say_what_has_failed_until_it_is_replaced(monkeypatc
 
 
 async def sign_of(manager: Node, ranks: list[int]) -> Body:
-    async with asyncio.timeout(90):
+    async with aio.timeout(90):
         while True:
             body = frames.decode((await manager.received.get()).body)
             if body.msg_type == "KEEP_ALIVE" and frames.fault_report(body.message).fault_ranks == ranks:

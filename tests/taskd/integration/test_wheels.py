@@ -20,7 +20,11 @@ from tests.taskd.native import PLACE, ROOT
 from tools.wheels import NAMES, renamed
 
 DEPENDENCIES = ["grpcio", "protobuf", "msgspec", "PyYAML", "typing_extensions"]
+if sys.version_info < (3, 11):
+    DEPENDENCIES += ["taskgroup", "exceptiongroup", "tomli"]
+INSTALLED = [found.metadata["Name"] for found in importlib.metadata.distributions()]
 TORCHS = ["numpy", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec", "setuptools"]
+TORCHS += [name for name in INSTALLED if name.startswith(("nvidia-", "cuda-", "triton"))]
 
 USE = """
 cat /proc/self/maps | grep --count --fixed-strings "$TASKD_SO_PATH"

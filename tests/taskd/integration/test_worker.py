@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from evertrain import aio
 from evertrain.taskd import frames
 from evertrain.taskd.frames import Body
 from evertrain.taskd.net.node import Node
@@ -184,7 +185,7 @@ class ReadsFile(Job):
         file.with_name("new").rename(file)
 
     async def logs(self, text: str) -> None:
-        async with asyncio.timeout(90):
+        async with aio.timeout(90):
             while text not in self.log():
                 await asyncio.sleep(0.05)
 

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.power import JOINED, NICS, without
 from tests.embedded.networks import needs_networks
@@ -86,7 +87,7 @@ def test_bytes_go_through_the_nic_that_was_ordered(tmp_path: Path) -> None:
                     return [words.split(maxsplit=2)[2] for words in said], busy
 
                 async def line(rank: int) -> str:
-                    async with asyncio.timeout(60):
+                    async with aio.timeout(60):
                         while True:
                             log = await cluster.log(f"rank-{rank}")
                             found = [each for each in log.splitlines() if each.startswith(f"{done} ")]

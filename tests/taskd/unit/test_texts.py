@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import evertrain.taskd
+from evertrain import aio
 from evertrain.taskd import frames, log
 from evertrain.taskd.agent import common
 from evertrain.taskd.codes import ACTION, Code
@@ -127,7 +128,7 @@ async def test_nobody_is_there_to_be_told(caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_report_of_the_controller_comes_when_the_manager_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     manager: Any = Manager(Config("job-1", 1, 1))
-    manager._loop = asyncio.new_event_loop()
+    manager._loop = aio.new_event_loop()
     manager._loop.close()
     manager._reported_in_thread(Report("process_fault", {3: 1}))
     (told,) = caplog.messages

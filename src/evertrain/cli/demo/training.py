@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.cli import incidents, manifest
 from evertrain.cli.connection import Connection
 from evertrain.cli.demo import processes
@@ -73,13 +74,13 @@ class Training(Follower):
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         """Raises CommandError if it won't be."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with aio.timeout(self._timeout):
                 while not condition():
                     if self._end.done():
                         raise CommandError(f"the job was over before {what}: {self.state()}")
                     self._heard.clear()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(POLL):
+                        async with aio.timeout(POLL):
                             await self._heard.wait()
         except TimeoutError:
             raise CommandError(
@@ -90,7 +91,7 @@ class Training(Follower):
         """Once there are so many, and all are over."""
         found: list[Incident] = []
         try:
-            async with asyncio.timeout(self._timeout):
+            async with aio.timeout(self._timeout):
                 while len(found) < count or not all(each.closed for each in found):
                     await asyncio.sleep(POLL)
                     found = await incidents.published(self._kube, self.name, self.namespace, self._uid)

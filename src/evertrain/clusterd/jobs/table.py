@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from evertrain.acjob import names
@@ -18,6 +17,7 @@ from evertrain.acjob.job import ascend_container
 from evertrain.acjob.pods import is_backup, is_extra, is_going, phase
 from evertrain.clusterd.model import Device, Job, Pod
 from evertrain.kube.port import Object
+from evertrain.kube.times import parse_time
 
 PENDING, RUNNING, COMPLETE, FAILED = "pending", "running", "complete", "failed"
 MIN_AVAILABLE = "huawei.com/schedule_minAvailable"
@@ -279,6 +279,6 @@ def _number(value: object, default: int) -> int:
 
 def _seconds(text: object) -> int:
     try:
-        return int(datetime.fromisoformat(str(text)).timestamp())
+        return int(parse_time(str(text)).timestamp())
     except ValueError:
         return 0

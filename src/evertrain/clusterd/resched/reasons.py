@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 NAMESPACE, NAME, KEY = "mindx-dl", "job-reschedule-reason", "recent-reschedule-records"
@@ -46,7 +46,7 @@ def recorded(text: str, job: str, tasks: Sequence[Task], now: float, since: floa
     if records and records[0]["ReasonOfTask"] == listed and records[0]["RescheduleTimeStamp"] >= int(since):
         return None
     record = {
-        "LogFileFormatTime": datetime.fromtimestamp(now, UTC).strftime("I%m%d %H:%M:%S"),
+        "LogFileFormatTime": datetime.fromtimestamp(now, timezone.utc).strftime("I%m%d %H:%M:%S"),
         "RescheduleTimeStamp": int(now),
         "ReasonOfTask": listed,
     }

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from evertrain import aio
 from evertrain.clusterd.effects import Failure
 from evertrain.clusterd.model import Job, Pod
 from evertrain.clusterd.recover.events import Note, ReplacePods
@@ -109,7 +110,7 @@ class Rescheduler:
         watched = self._watched
         watched.listen(self._job_changed, lambda node: self._queue.add(("node", node)), self._look_at_all)
         watched.pods.listen(self._pod_changed)
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             caches = await watched.caches()
             for cache in caches:
                 tasks.create_task(cache.run())
@@ -224,7 +225,7 @@ class Rescheduler:
             return
         for _ in range(READY_WORDS):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(READY_WORD):
+                async with aio.timeout(READY_WORD):
                     await self.ready.wait()
                 return
             logger.warning("job %s: before its pods can be replaced, we wait for %s", job.uid, self._missing)

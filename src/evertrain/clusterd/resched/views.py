@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from evertrain.acjob import names
 from evertrain.acjob.conditions import is_finished
 from evertrain.acjob.pods import annotations_of, is_backup, is_extra, is_going, phase, version
 from evertrain.kube.port import Object
+from evertrain.kube.times import parse_time
 from evertrain.wire.clusterinfo import WELL, Health
 from evertrain.wire.faultinfo import CHIP_TYPES, VENDOR
 
@@ -145,6 +145,6 @@ def read_node(node: Object, health: Health = WELL) -> NodeView:
 
 def _seconds(text: object) -> float:
     try:
-        return datetime.fromisoformat(str(text)).timestamp()
+        return parse_time(str(text)).timestamp()
     except ValueError:
         return 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Certificates:
     def check(self) -> None:
         """ValueError that says which file can't be used, and why."""
         info = tls.TlsInfo.from_files(str(self.certificate), str(self.key), str(self.authority))
-        tls.check(info, datetime.now(UTC))
+        tls.check(info, datetime.now(timezone.utc))
         tls.client_context(info)  # and that the key belongs to the certificate
 
     def server(self) -> grpc.ServerCredentials:

@@ -7,10 +7,10 @@ its predecessor left behind; two that live at the same time would take the strea
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from evertrain import aio
 from evertrain.clusterd.recover.events import Signal
 from evertrain.clusterd.services import orders, replies, translate
 from evertrain.clusterd.services.access import Security
@@ -153,7 +153,7 @@ class Recover:
             return await fail(context, f"jobId={job} {_IDLE[about]}")
         try:
             await context.send_initial_metadata(())
-            async with asyncio.timeout(ANSWER_LIMIT):
+            async with aio.timeout(ANSWER_LIMIT):
                 text = await anext(answers)
         except StopAsyncIteration:
             return

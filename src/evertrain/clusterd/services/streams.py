@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from evertrain import aio
 from evertrain.clusterd.services.ports import Subscription
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ async def pour_alive(
         due = loop.time() + period
         while True:
             try:
-                async with asyncio.timeout_at(due):
+                async with aio.timeout_at(due):
                     item = await anext(subscription)
             except TimeoutError:
                 due = loop.time() + period
@@ -57,7 +58,7 @@ async def pour_alive(
 
 async def send(context: Any, message: Any) -> None:
     try:
-        async with asyncio.timeout(SEND_LIMIT):
+        async with aio.timeout(SEND_LIMIT):
             await context.write(message)
     except TimeoutError:
         # An error would have to wait behind what is not read. gRPC resets the stream of a handler that is cancelled.

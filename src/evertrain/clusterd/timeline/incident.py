@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from evertrain.clusterd.model import Job
@@ -153,9 +153,9 @@ def milliseconds(now: float) -> int:
 
 def wall_time(ms: int) -> str:
     try:
-        at = datetime.fromtimestamp(ms // 1000, UTC)
+        at = datetime.fromtimestamp(ms // 1000, timezone.utc)
     except (OverflowError, ValueError, OSError):  # a clock that is far off
-        at = datetime.fromtimestamp(0, UTC)
+        at = datetime.fromtimestamp(0, timezone.utc)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.clusterd.model import Job
 from evertrain.clusterd.recover.events import Note
 from evertrain.clusterd.timeline.history import LABEL, History, Unreadable, config_map, decoded
@@ -190,7 +191,7 @@ class Timeline:
     async def _wait(self, seconds: float) -> None:
         """Not beyond the end."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with aio.timeout(seconds):
                 await self._ending.wait()
 
     async def _written(self, job: str) -> bool:

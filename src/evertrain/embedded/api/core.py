@@ -11,7 +11,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -85,7 +85,7 @@ class Written:
 
 
 def utc_now() -> datetime:
-    return datetime.now(UTC)
+    return datetime.now(timezone.utc)
 
 
 class Api:

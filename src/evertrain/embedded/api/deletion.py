@@ -8,6 +8,7 @@ from typing import Any
 
 from evertrain.embedded.schema import FieldError, Resource, bad_request, invalid_object
 from evertrain.kube.port import Object
+from evertrain.kube.times import parse_time
 
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
@@ -107,7 +108,7 @@ def marked(resource: Resource, item: Object, options: DeleteOptions, now: dateti
         # A second request may only shorten the time that is left.
         grace = min(grace, before) if options.grace is not None or grace == 0 else before
         if grace < before:
-            begun = _parse(metadata["deletionTimestamp"]) - timedelta(seconds=before)
+            begun = parse_time(metadata["deletionTimestamp"]) - timedelta(seconds=before)
             metadata["deletionTimestamp"] = _text(max(begun + timedelta(seconds=grace), now))
             metadata["deletionGracePeriodSeconds"] = grace
     else:
@@ -124,7 +125,3 @@ def marked(resource: Resource, item: Object, options: DeleteOptions, now: dateti
 
 def _text(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _parse(text: str) -> datetime:
-    return datetime.fromisoformat(text)

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from evertrain import aio
 from evertrain.embedded.api.protobuf import MEDIA as PROTOBUF
 from evertrain.embedded.api.protobuf import NotReadable, read_protobuf
 from evertrain.embedded.api.status import not_acceptable, too_large, unsupported_media_type
@@ -83,7 +84,7 @@ async def read_body(request: Request) -> bytes:
     pieces: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(_BODY_SECONDS):
+        async with aio.timeout(_BODY_SECONDS):
             async for piece in request.stream():
                 size += len(piece)
                 if size <= MAX_BODY:

@@ -8,6 +8,7 @@ from datetime import datetime
 from evertrain.embedded.podlogs import LogRequest, LogSource, LogsUnavailable
 from evertrain.embedded.schema import bad_request
 from evertrain.kube.port import Object
+from evertrain.kube.times import parse_time
 
 __all__ = ["LogRequest", "LogSource", "LogsUnavailable", "is_true", "log_request", "no_logs"]
 
@@ -38,7 +39,7 @@ def log_request(pod: Object, query: Mapping[str, str], now: datetime) -> LogRequ
         since = datetime.fromtimestamp(now.timestamp() - seconds, now.tzinfo)
     elif query.get("sinceTime"):
         try:
-            since = datetime.fromisoformat(query["sinceTime"])
+            since = parse_time(query["sinceTime"])
         except ValueError:
             raise bad_request(f"invalid sinceTime: {query['sinceTime']!r}") from None
         if since.tzinfo is None:

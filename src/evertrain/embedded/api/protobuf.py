@@ -7,7 +7,7 @@ Only the numbers of the fields are Kubernetes'; the reader is the wire format an
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from evertrain.embedded.schema import bad_request
@@ -213,7 +213,7 @@ def _value(kind: str, value: Any, depth: int) -> Any:
             return value
         case "time":
             seconds = _message(value, "Time", depth + 1).get("seconds")
-            return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
+            return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
         case "int or string":
             read = _message(value, "IntOrString", depth + 1)
             return read.get("strVal", "") if read.get("type") else read.get("intVal", 0)

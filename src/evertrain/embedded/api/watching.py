@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from evertrain import aio
 from evertrain.embedded.api.listing import Matcher, shown, storage_of
 from evertrain.embedded.api.status import Expired
 from evertrain.embedded.schema import Resource
@@ -186,7 +187,7 @@ class Watch:
                 if not self._pending and not self._closed:
                     times = [time for time in (end, bookmark_at) if time is not None]
                     try:
-                        async with asyncio.timeout_at(min(times) if times else None):
+                        async with aio.timeout_at(min(times) if times else None):
                             await self._wake.wait()
                     except TimeoutError:
                         pass

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from evertrain.kube.port import EVENT, ApiError, Kube, NotFound, Object
+from evertrain.kube.times import parse_time
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,10 @@ def last_seen(event: Object) -> float:
 
 def _seconds(text: object) -> float | None:
     try:
-        moment = datetime.fromisoformat(str(text))
+        moment = parse_time(str(text))
     except ValueError:
         return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
 class EventExpiry:
@@ -40,7 +41,7 @@ class EventExpiry:
         *,
         keep_seconds: float = 3600.0,
         every_seconds: float = 60.0,
-        now: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
+        now: Callable[[], float] = lambda: datetime.now(timezone.utc).timestamp(),
     ) -> None:
         self._kube = kube
         self._keep = keep_seconds

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from evertrain import aio
 from evertrain.embedded.controllers.kinds import BUILTIN, kind_of, metadata_only, slim
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import (
@@ -99,7 +100,7 @@ class GarbageCollector:
     async def run(self) -> None:
         definitions = Cache(self._kube, CUSTOM_RESOURCE_DEFINITION)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with aio.TaskGroup() as group:
                 definitions.listen(lambda before, after: self._defined(group, before, after))
                 group.create_task(definitions.run())
                 for kind in (*BUILTIN, CUSTOM_RESOURCE_DEFINITION):
@@ -112,14 +113,14 @@ class GarbageCollector:
         finally:
             self._tasks.clear()
 
-    def _follow(self, group: asyncio.TaskGroup, kind: Kind) -> None:
+    def _follow(self, group: aio.TaskGroup, kind: Kind) -> None:
         if kind in self._caches:
             return
         cache = self._caches[kind] = Cache(self._slim, kind)
         cache.listen(lambda before, after: self._changed(kind, before, after))
         self._tasks[kind] = group.create_task(cache.run())
 
-    def _defined(self, group: asyncio.TaskGroup, before: Object | None, after: Object | None) -> None:
+    def _defined(self, group: aio.TaskGroup, before: Object | None, after: Object | None) -> None:
         kind = kind_of(after) if after else None
         old = kind_of(before) if before else None
         if old is not None and old != kind and old in self._tasks:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
+from evertrain import aio
 from evertrain.embedded.controllers.kinds import slim
 from evertrain.embedded.controllers.taints import eviction_delay, ready_status, unknown_conditions, wanted_taints
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import LEASE, NODE, POD, ApiError, Conflict, Kube, NotFound, Object
 from evertrain.kube.queue import WorkQueue
+from evertrain.kube.times import parse_time
 
 LEASES = "kube-node-lease"
 GRACE_SECONDS = 40.0
@@ -56,7 +58,7 @@ class NodeLifecycle:
         self._nodes.listen(self._node_changed)
         self._leases.listen(self._lease_changed)
         self._pods.listen(self._pod_changed)
-        async with asyncio.TaskGroup() as group:
+        async with aio.TaskGroup() as group:
             for cache in (self._nodes, self._leases, self._pods):
                 group.create_task(cache.run())
             for cache in (self._nodes, self._leases, self._pods):
@@ -155,11 +157,11 @@ class NodeLifecycle:
             return
         if pod["metadata"].get("deletionTimestamp"):
             return
-        now = datetime.now(UTC)
+        now = datetime.now(timezone.utc)
 
         def age(taint: Object) -> float:
             added = taint.get("timeAdded")
-            since = _parse(added) if added else self._tainted.setdefault(_identity(node_name, taint), now)
+            since = parse_time(added) if added else self._tainted.setdefault(_identity(node_name, taint), now)
             return (now - since).total_seconds()
 
         left = eviction_delay(node, pod, age)
@@ -188,8 +190,4 @@ def _identity(node: str, taint: Object) -> tuple[str, str, str]:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _parse(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
+from evertrain import aio
 from evertrain.embedded.controllers.kinds import BUILTIN, kind_of
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import (
@@ -34,7 +34,7 @@ class Removal:
     async def run(self) -> None:
         for cache in (self._namespaces, self._definitions):
             cache.listen(lambda before, after, kind=cache.kind.kind: self._changed(kind, after))  # type: ignore[misc]
-        async with asyncio.TaskGroup() as group:
+        async with aio.TaskGroup() as group:
             group.create_task(self._namespaces.run())
             group.create_task(self._definitions.run())
             await self._namespaces.synced.wait()

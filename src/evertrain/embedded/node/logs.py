@@ -6,11 +6,11 @@ import asyncio
 import collections
 import contextlib
 import ctypes
-import datetime
 import itertools
 import os
 import struct
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,9 +63,9 @@ def _identity(file: BinaryIO) -> int:
 class Filter:
     """From entries of the file to what the reader asked for."""
 
-    def __init__(self, since: datetime.datetime | None, timestamps: bool, limit: int | None) -> None:
+    def __init__(self, since: datetime | None, timestamps: bool, limit: int | None) -> None:
         # Times are compared as text: they have the same form and end in Z. Fractions may differ in length.
-        self._since = since.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").encode() if since else b""
+        self._since = since.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f").encode() if since else b""
         self._timestamps = timestamps
         self._left = limit
         self._open = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evertrain import aio
 from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.network.plan import LOOPBACK, Plan
 from evertrain.embedded.node import logs, volumes
@@ -49,7 +49,7 @@ class Machine:
     async def run(self) -> None:
         _raise_limits()
         caches = (self.pods, self.nodes, self.services, self._config_maps, self._secrets)
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             for cache in caches:
                 tasks.create_task(cache.run())
             tasks.create_task(self.recorder.run())

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.embedded.node import containers, logs, status
 from evertrain.embedded.node.config import NodeConfig, base_environment, capacity, node_object, node_status
 from evertrain.embedded.node.engine import Engine
@@ -190,7 +191,7 @@ class VirtualNode:
         """Says that the node is ready, when somebody thinks that it isn't and once in a while."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STATUS_SECONDS):
+                async with aio.timeout(STATUS_SECONDS):
                     await self._status_wanted.wait()
             self._status_wanted.clear()
             await self._insist(self._register)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evertrain import aio
 from evertrain.embedded.node import addresses, containers, lifecycle, logs, status, volumes
 from evertrain.embedded.node.engine import Link
 from evertrain.embedded.node.environment import ConfigError, Place
@@ -152,7 +153,7 @@ class PodWorker:
 
     async def _sleep(self, until: float | None) -> None:
         try:
-            async with asyncio.timeout(None if until is None else max(0.0, until - time.time())):
+            async with aio.timeout(None if until is None else max(0.0, until - time.time())):
                 await self._changed.wait()
         except TimeoutError:
             return
@@ -302,7 +303,7 @@ class PodWorker:
             link = await self._node.engine.spawn(self._network)
             spec["no_mounts"] = self._node.engine.no_mounts
             link.send(spec)
-            async with asyncio.timeout(START_PATIENCE):
+            async with aio.timeout(START_PATIENCE):
                 answer = await link.receive()
         except ConfigError as error:
             self._refused(container, "CreateContainerConfigError", str(error))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from evertrain import aio
 from evertrain.embedded.node.lifecycle import ContainerRun, Running
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Prober:
     async def _try(self, kind: str, probe: Mapping[str, Any]) -> bool:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(float(probe.get("timeoutSeconds") or 1)):
+            async with aio.timeout(float(probe.get("timeoutSeconds") or 1)):
                 complaint = await self._ask(probe)
         except (OSError, TimeoutError, ValueError) as error:
             complaint = str(error) or f"no answer after {time.monotonic() - began:.1f} s"

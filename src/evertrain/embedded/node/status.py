@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from evertrain.embedded.node import lifecycle
 from evertrain.embedded.node.lifecycle import ContainerRun, Ending, PodRun, Running, State, Terminated, Waiting
 from evertrain.embedded.recorder import rfc3339
 from evertrain.kube.port import Object
+from evertrain.kube.times import parse_time
 
 LOST_CODE = 137
 LOST = "NodeLost"
@@ -204,7 +204,7 @@ def _terminated(entry: Mapping[str, Any]) -> Terminated:
 
 def _seconds(text: str | None) -> float:
     try:
-        return datetime.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+        return parse_time(str(text)).timestamp()
     except ValueError:
         return 0.0
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from evertrain import aio
 from evertrain.embedded.recorder import NORMAL, WARNING, Recorder, rfc3339
 from evertrain.embedded.scheduler.decide import Binding, Decision, Verdict, World, decide
 from evertrain.embedded.scheduler.ports import Ports, remember
@@ -77,7 +78,7 @@ class Scheduler:
             cache.listen(partial(self._look, matters))
         self._reports.listen(self._look_at_report)
         caches.append(self._reports)
-        async with asyncio.TaskGroup() as tasks:
+        async with aio.TaskGroup() as tasks:
             for cache in caches:
                 tasks.create_task(cache.run())
             tasks.create_task(self._recorder.run())

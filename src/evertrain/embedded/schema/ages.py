@@ -5,13 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from evertrain.kube.times import parse_time
 
-def parse_time(value: Any) -> datetime | None:
+
+def as_time(value: Any) -> datetime | None:
     """An RFC 3339 time; None if it is none."""
     if not isinstance(value, str) or not value:
         return None
     try:
-        when = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        when = parse_time(value)
     except ValueError:
         return None
     return when if when.tzinfo else None
@@ -20,7 +22,7 @@ def parse_time(value: Any) -> datetime | None:
 def age(value: Any, now: datetime) -> str:
     if not value:
         return "<unknown>"
-    when = parse_time(value)
+    when = as_time(value)
     return "<invalid>" if when is None else duration((now - when).total_seconds())
 
 

@@ -7,13 +7,13 @@ environment, never by the command line, which every user of the machine can read
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import logging
 import os
 import sys
 import time
 
+from evertrain import aio
 from evertrain.mindio import tls
 from evertrain.mindio.controller.machine import Machine
 from evertrain.mindio.controller.server import Server
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, TimingError) as error:
         arguments.error(str(error))
     try:
-        return asyncio.run(serve(server, info))
+        return aio.run(serve(server, info))
     except KeyboardInterrupt:
         return 130
     except (OSError, OverflowError) as error:

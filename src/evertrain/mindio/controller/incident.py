@@ -9,7 +9,7 @@ add up to the total.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from evertrain.mindio.controller.policy import Decision
@@ -137,4 +137,5 @@ def milliseconds(seconds: float) -> float:
 
 
 def wall_time(monotonic: float, offset: float) -> str:
-    return datetime.fromtimestamp(monotonic + offset, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    at = datetime.fromtimestamp(monotonic + offset, timezone.utc)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

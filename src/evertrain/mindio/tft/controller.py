@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from evertrain import aio
 from evertrain.mindio import framing, tls
 from evertrain.mindio.tft.accepted import Link
 from evertrain.mindio.tft.machine import Machine
@@ -123,7 +124,7 @@ class Controller:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            aio.run(self._serve())
         except BaseException as error:
             self._failure = error
             if self._started.is_set():
@@ -161,7 +162,7 @@ class Controller:
         for link in list(self._links.values()):
             link.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL):
+            async with aio.timeout(FAREWELL):
                 while self._links:
                     self._drained.clear()
                     await self._drained.wait()

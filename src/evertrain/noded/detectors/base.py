@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from evertrain import aio
 from evertrain.noded.faults import AnyFault, NodeFault
 
 Tell = Callable[[Iterable[AnyFault]], None]
@@ -79,7 +80,7 @@ class Changes:
     async def wait(self, seconds: float) -> bool:
         """Until one has changed, but not longer than that."""
         try:
-            async with asyncio.timeout(seconds):
+            async with aio.timeout(seconds):
                 await self._event.wait()
         except TimeoutError:
             return False

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 
+from evertrain import aio
 from evertrain.noded import codes
 from evertrain.noded.detectors.base import Tell, now_ms
 from evertrain.noded.faults import NodeFault
@@ -99,7 +100,7 @@ class Clock:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if descriptor is not None else POLL_SECONDS):
+                    async with aio.timeout(None if descriptor is not None else POLL_SECONDS):
                         await set_again.wait()
                 set_again.clear()
                 now = self._offset()

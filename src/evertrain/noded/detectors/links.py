@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.noded import codes
 from evertrain.noded.detectors import netlink
 from evertrain.noded.detectors.base import Tell, now_ms, number, read
@@ -147,7 +148,7 @@ class Links:
             now = now_ms()
             calm = self._states.calm_ms(now)
             try:
-                async with asyncio.timeout(None if calm is None else max(0.0, (calm - now) / 1000)):
+                async with aio.timeout(None if calm is None else max(0.0, (calm - now) / 1000)):
                     data = await loop.sock_recv(sock, 1 << 16)
             except TimeoutError:
                 data = b""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.noded import codes
 from evertrain.noded.detectors.base import Tell, now_ms
 from evertrain.noded.faults import NodeFault
@@ -156,7 +157,7 @@ class Nvidia:
                     self._gpus.see(parse_csv(text))
                 tell(self._gpus.faults(now_ms()))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._every):
+                    async with aio.timeout(self._every):
                         while True:
                             self._hear(await lines.get(), tell)
 
@@ -275,7 +276,7 @@ async def ask(tool: str, *arguments: str, environment: Mapping[str, str] | None 
         env=None if environment is None else {**os.environ, **environment},
     )
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with aio.timeout(PATIENCE):
             output, _ = await process.communicate()
     except TimeoutError:
         logger.warning("%s did not answer in %g s", tool, PATIENCE)

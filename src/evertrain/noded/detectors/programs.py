@@ -16,6 +16,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from evertrain import aio
 from evertrain.noded import codes
 from evertrain.noded.detectors.base import Tell, now_ms
 from evertrain.noded.detectors.lines import LONGEST, Lines
@@ -206,7 +207,7 @@ async def _line(stream: asyncio.StreamReader) -> bytes | None:
 async def _ended(process: asyncio.subprocess.Process) -> None:
     """The end of one that was asked to end."""
     try:
-        async with asyncio.timeout(END_PATIENCE):
+        async with aio.timeout(END_PATIENCE):
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

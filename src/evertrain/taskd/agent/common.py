@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 
+from evertrain import aio
 from evertrain.taskd import environment, frames
 from evertrain.taskd import log as logs
 from evertrain.taskd.codes import AGENT, KEEP_ALIVE, REGISTER, STATUS, Code
@@ -105,7 +106,7 @@ class Reporter:
             await asyncio.sleep(ALIVE)
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._every):
+            async with aio.timeout(self._every):
                 await self._missed.wait()
 
     def _sign(self) -> Body:

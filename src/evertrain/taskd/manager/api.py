@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any
 
+from evertrain import aio
 from evertrain.taskd import environment
 from evertrain.taskd import log as logs
 from evertrain.taskd.answers import needed
@@ -111,7 +112,7 @@ def start_taskd_manager() -> bool:
     in_main = threading.current_thread() is threading.main_thread()
     try:
         with successor.standing_by(environment.manager_restart() and own and in_main):
-            return asyncio.run(_run(taskd_manager))
+            return aio.run(_run(taskd_manager))
     except Exception as error:
         log.error("failed to start manager, error:%s", str(error))
         return False

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from evertrain import aio
 from evertrain.taskd import environment
 from evertrain.taskd.manager.orders import ToController
 from evertrain.taskd.manager.reports import (
@@ -241,7 +242,7 @@ class Bridge:
             self._thread.end()
             return
         try:
-            async with asyncio.timeout(CLOSING):
+            async with aio.timeout(CLOSING):
                 await self._thread.run(self._destroy)
         except TimeoutError:
             log.error("the controller does not end within %g s: it is left alone", CLOSING)

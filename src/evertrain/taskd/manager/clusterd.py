@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 
+from evertrain import aio
 from evertrain.taskd.manager import translate
 from evertrain.taskd.manager.orders import NicReply, Signal, StressReply
 from evertrain.taskd.manager.outbox import Outbox
@@ -244,8 +245,7 @@ class ClusterD:
             except ConnectionError as error:
                 reason = str(error)
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if aio.is_cancelled():
                     raise
                 reason = "the stream was given up"
             except Exception as error:

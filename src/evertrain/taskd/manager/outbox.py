@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from evertrain import aio
+
 log = logging.getLogger(__name__)
 
 LIMIT = 1000
@@ -73,7 +75,7 @@ class Outbox:
     async def flush(self, seconds: float) -> bool:
         """Until all is sent; False if that takes longer."""
         try:
-            async with asyncio.timeout(seconds):
+            async with aio.timeout(seconds):
                 await self._empty.wait()
         except TimeoutError:
             return False

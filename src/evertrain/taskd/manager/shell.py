@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from evertrain import aio
 from evertrain.taskd import environment, files, frames
 from evertrain.taskd.codes import AGENT, MANAGER, REGISTER, WORKER, Code
 from evertrain.taskd.frames import BadFrame, Body
@@ -315,7 +316,7 @@ class Manager:
     async def _is_found(self, bridge: Bridge) -> bool:
         """By the processes of a job that another manager has led before: they look for the new controller."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(UNSEEN):
+            async with aio.timeout(UNSEEN):
                 while not await bridge.linked():
                     await asyncio.sleep(SOON)
                 return True
@@ -325,7 +326,7 @@ class Manager:
         """What a good decision needs, as far as it can be known."""
         alone.learn(bridge.progress())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ENDS):
+            async with aio.timeout(ENDS):
                 while alone.lacks(report):
                     self._ends_told.clear()
                     await self._ends_told.wait()

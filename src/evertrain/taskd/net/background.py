@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent import futures
 from typing import Any, TypeVar
+
+from evertrain import aio
 
 T = TypeVar("T")
 
 
 class Background:
     def __init__(self, name: str = "taskd") -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = aio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -21,7 +23,7 @@ class Background:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
@@ -29,9 +31,9 @@ class Background:
         future = self.submit(coroutine)
         try:
             return future.result(timeout)
-        except TimeoutError:
+        except futures.TimeoutError as error:  # an exception of its own up to Python 3.10
             future.cancel()
-            raise
+            raise TimeoutError(*error.args) from None
 
     def close(self) -> None:
         """End all tasks and the thread."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from evertrain import aio
 from evertrain.taskd.codes import AckCode
 from evertrain.taskd.net.routing import Position
 from evertrain.taskd.net.security import Security
@@ -107,7 +108,7 @@ class Client:
             stream = stub.InitServerDownStream(metadata=(*metadata, *where))
             # Ours answers at once; an original parent says nothing before its first message.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_OPENING):
+                async with aio.timeout(_OPENING):
                     await stream.initial_metadata()
             self._stub = stub
             self.joined.set()
@@ -125,7 +126,7 @@ class Client:
         certificates = self._security.certificates
         if certificates is None:
             return grpc.aio.insecure_channel(self._address, options=_OPTIONS)
-        async with asyncio.timeout(CALL_LIMIT):
+        async with aio.timeout(CALL_LIMIT):
             name = await certificates.name_at(self._address)
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
         return grpc.aio.secure_channel(self._address, certificates.client(), options=options)
@@ -193,7 +194,7 @@ class Client:
     async def announce(self, request: PathDiscoveryReq) -> tuple[int, str]:
         """Pass the path of a leaf on. A parent that is just coming is waited for."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CALL_LIMIT / 2):
+            async with aio.timeout(CALL_LIMIT / 2):
                 await self.joined.wait()
         stub = self._stub
         if stub is None:
@@ -213,8 +214,7 @@ class Client:
 
 def _unless_cancelled() -> None:
     """A call also ends like this when its channel is closed, because another one has found it broken."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
+    if aio.is_cancelled():
         raise asyncio.CancelledError
 
 

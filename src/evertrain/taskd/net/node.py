@@ -7,6 +7,7 @@ import logging
 import uuid as uuids
 from collections.abc import Callable
 
+from evertrain import aio
 from evertrain.taskd.codes import AckCode
 from evertrain.taskd.net.client import Client
 from evertrain.taskd.net.routing import Down, Here, Position, Refusal, Routes, Up, checked
@@ -54,7 +55,7 @@ class Node:
         """Until the parent has taken us in. False if that takes longer."""
         assert self.client is not None
         try:
-            async with asyncio.timeout(timeout):
+            async with aio.timeout(timeout):
                 await self.client.joined.wait()
         except TimeoutError:
             return False
@@ -123,7 +124,7 @@ class Node:
     async def _deliver(self, message: Message) -> Ack:
         try:
             if self.received.full():
-                async with asyncio.timeout(_BUSY):
+                async with aio.timeout(_BUSY):
                     await self.received.put(message)
             else:
                 self.received.put_nowait(message)

@@ -7,7 +7,7 @@ import hmac
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Certificates:
 
     def check(self) -> None:
         """ValueError that says which file can't be used, and why."""
-        tls.check(self._info, datetime.now(UTC))
+        tls.check(self._info, datetime.now(timezone.utc))
         tls.client_context(self._info)  # and that the key belongs to the certificate
 
     def server(self) -> grpc.ServerCredentials:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from evertrain import aio
 from evertrain.taskd.codes import LEVELS, AckCode
 from evertrain.taskd.net.routing import Position
 from evertrain.taskd.net.security import Security
@@ -69,7 +70,7 @@ class _Member:
         """A stream that is on its way is waited for, once."""
         if self.expected and not self.open:
             try:
-                async with asyncio.timeout(ACK_WAIT):
+                async with aio.timeout(ACK_WAIT):
                     await self._opened.wait()
             except TimeoutError:
                 self.expected = False
@@ -126,7 +127,7 @@ class Server:
         """What has arrived is confirmed first: with its stream, a member gives its calls up and takes them for lost."""
         self._stopping = True
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_ANSWERS):
+            async with aio.timeout(LAST_ANSWERS):
                 await self._all_answered.wait()
         for member in self._members.values():
             member.end()
@@ -252,7 +253,7 @@ class Server:
         member.acks[uuid] = confirmed
         member.outgoing.put_nowait(message)
         try:
-            async with asyncio.timeout(ACK_WAIT):
+            async with aio.timeout(ACK_WAIT):
                 return int(await confirmed)
         except TimeoutError:
             return AckCode.ACK_LOST
