@@ -13,6 +13,7 @@ from typing import Any
 
 LINES = 60
 WIDTH = 200
+PART = re.compile(r"(?:[\w.]+: )?\s*--- (.+)")
 OWN = re.compile(r"pod ?\d|std|log of |timeline")
 """Parts of a message that are the output of a job, or tell of its recovery."""
 TOLERATED = 3
@@ -99,26 +100,39 @@ def _first_line(message: str) -> str:
 
 
 def _assertion(message: str) -> list[str]:
-    """Without what the test added about its job: the first words of the message, and what was compared."""
-    lines = message.splitlines()
-    cut = next((number for number, line in enumerate(lines) if line.startswith("--- ")), len(lines))
-    compared = next((number for number, line in enumerate(lines) if line.startswith("assert ")), cut)
-    return lines[:cut] + (lines[compared:] if compared > cut else [])
+    return _taken_apart(message)[0]
+
+
+def _taken_apart(message: str) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The first words of a message and what was compared; and by its name each part that the test added about its job.
+
+    pytest indents what a test says, but neither its first line, nor what it has compared, nor notes.
+    """
+    assertion: list[str] = []
+    parts: list[tuple[str, list[str]]] = []
+    into = assertion
+    for line in message.splitlines():
+        if head := PART.match(line):
+            into = []
+            parts.append((head[1], into))
+            continue
+        if line.startswith("assert "):
+            into = assertion
+        into.append(line)
+    return assertion, parts
 
 
 def _last_words(failure: Failure, room: int) -> list[str]:
     """The end of each part that the message has about the job, first of all of what the job itself has said; what was
     captured if it has none."""
-    parts = re.split(r"^--- ", failure.message, flags=re.MULTILINE)[1:]
+    _, parts = _taken_apart(failure.message)
     if not parts:
         return [line for line in failure.said.splitlines() if line.strip()][-12:][-room:] if room else []
-    compared = re.compile(r"^assert ", flags=re.MULTILINE)
-    named = [compared.split(part)[0].partition("\n") for part in parts]
-    own = [each for each in named if OWN.match(each[0])] or named
+    own = [each for each in parts if OWN.match(each[0])] or parts
     shares = [room // len(own) + (number < room % len(own)) for number in range(len(own))]
     found = []
-    for (name, _, text), share in zip(own, shares, strict=True):
-        found += [f"{name}: {line}" for line in text.splitlines() if line.strip()][-min(share, 12) :] if share else []
+    for (name, lines), share in zip(own, shares, strict=True):
+        found += [f"{name}: {line.strip()}" for line in lines if line.strip()][-min(share, 12) :] if share else []
     return found
 
 

@@ -14,7 +14,9 @@ import pytest
 from tools.testing.summary import LINES, Failure, Outcome, table, told
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = "AssertionError: exit code 3\n--- stdout\nstep 1\nstep 2\n--- stderr\nrank 1 died\nassert 3 == 0"
+SAID = "exit code 3\n--- stdout\nstep 1\nstep 2\n--- stderr\nrank 1 died"
+JOB = "AssertionError: " + SAID.replace("\n", "\n  ") + "\nassert 3 == 0"
+"""As pytest has it."""
 
 
 def test_a_green_run_is_one_line() -> None:
@@ -72,7 +74,11 @@ def test_the_table_has_a_row_for_each_suite() -> None:
     ]
 
 
-TESTS = """
+TESTS = (
+    f"""
+SAID = {SAID!r}
+"""
+    + """
 import os, pathlib, pytest
 HERE = pathlib.Path(__file__).parent
 def first_time(name):
@@ -86,13 +92,14 @@ def test_skipped(): pytest.skip("not here")
 @pytest.mark.parametrize("number", range(FLAKY))
 def test_flaky(number): assert not first_time(f"flaky-{number}"), "only at first"
 @pytest.mark.parametrize("number", range(BAD))
-def test_bad(number): assert number == -1, "always"
+def test_bad(number): assert number == -1, SAID
 @pytest.fixture
 def late():
     yield
     assert not first_time("late"), "in the end"
 def test_teardown(late): pass
 """
+)
 
 
 def begun(folder: Path, tests: str, suite: str = "test") -> subprocess.Popen[str]:
@@ -137,7 +144,10 @@ def test_what_fails_again_is_red(tmp_path: Path) -> None:
     ended = suite(tmp_path, TESTS.replace("FLAKY", "0").replace("BAD", "1"))
     assert ended.returncode == 1, ended.stdout
     end = ended.stdout.rpartition("== test: ")[2]
-    assert "FAILED test_some.py::test_bad[0]" in end and "always" in end and "1 failed, 1 second looks" in end
+    assert "1 failed, 1 second looks" in end
+    what, shown = end.partition("FAILED test_some.py::test_bad[0]\n")[2].splitlines()[:2], end.splitlines()[-4:-1]
+    assert [line.strip() for line in what] == ["AssertionError: exit code 3", "assert 0 == -1"], end
+    assert [line.strip() for line in shown] == ["| stdout: step 1", "| stdout: step 2", "| stderr: rank 1 died"], end
 
 
 def test_tests_that_cannot_be_loaded_are_red(tmp_path: Path) -> None:
