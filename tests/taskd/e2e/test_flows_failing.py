@@ -14,7 +14,7 @@ from tests.taskd.jobs import Result
 
 pytestmark = pytest.mark.matrix
 
-FAILING = Path(__file__).with_name("trainings") / "failing.py"
+FAILING, UNREADY = (Path(__file__).with_name("trainings") / name for name in ("failing.py", "unready.py"))
 ROUTES = 33
 """Seconds that ClusterD gives the routes of a network to converge."""
 
@@ -79,6 +79,35 @@ async def test_a_network_that_a_retry_mends(tmp_path: Path) -> None:
     assert_kept(result, 0, 1, 2, 3)
     for node in (0, 1):
         assert job.story.of(f"Agent {node}") == [*start_of(node), end_of(node)]
+
+
+async def test_a_training_that_has_not_begun_can_not_be_stopped(tmp_path: Path) -> None:
+    """7.2, step 3: nobody can recover anything, and the job begins anew as a whole."""
+    async with led(tmp_path / "job", script=UNREADY) as job:
+        await job.begins()
+        request = await job.expect("ReportProcessFault")
+        assert [each.rankId for each in request.faultRanks] == ["3"]
+        job.clusterd.say("stopTrain", "stop_train", faults={3: 1})
+        stopped = await job.expect("ReportStopComplete")
+        assert stopped.status.code == 404, f"{stopped}\n{job.explain()}"
+        job.clusterd.say("killMaster")
+        await job.exits(0)
+        before = len(job.story.lines)
+        await restarts_whole(job)
+        for method in ("Init", "Register"):
+            await job.expect(method)
+        result = await job.ends()
+    assert_same_end(result)
+    assert job.story.agent(0, before) == [*start_of(0), *exit_of(0)]
+    job.story.assert_order(
+        "ClusterD hears ReportProcessFault",
+        "ClusterD says stopTrain stop_train",
+        "ClusterD hears ReportStopComplete 404",
+        "ClusterD says killMaster",
+        "Mgr orders Agent 0: 203",
+        "Agent 0 says STATUS 202 []",
+        "ClusterD hears Init",
+    )
 
 
 async def test_a_new_pod_that_can_not_be_repaired(tmp_path: Path) -> None:

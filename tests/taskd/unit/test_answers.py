@@ -21,6 +21,7 @@ from evertrain.taskd.manager.orders import End
 from evertrain.taskd.manager.shell import Manager
 from evertrain.taskd.net.node import Node
 from evertrain.taskd.net.routing import Position
+from evertrain.taskd.net.security import Security
 from evertrain.taskd.worker import api as worker_api
 from evertrain.taskd.worker.worker import Worker
 from taskd.api import (
@@ -231,6 +232,24 @@ def test_a_sidecar_that_encrypts_is_beside_the_proxy(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LOCAL_PROXY_ENABLE", "on")
     proxy_api._prepared(config)
     assert made == [("2", "[::1]:9602", "10.0.0.1:1601"), ("2", "[::1]:9602", "127.0.0.1:1601")]
+
+
+def test_the_sidecar_is_asked_by_the_proxies_of_agents_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, ...]] = []
+
+    class Made(proxy.Proxy):
+        def __init__(self, *where: str, security: Security) -> None:
+            self.own = Position("Proxy", where[0], "1")
+            made.append(where)
+
+        def start(self) -> int:
+            return 0
+
+    monkeypatch.setattr(common, "Proxy", Made)
+    for on in ("", "on"):
+        monkeypatch.setenv("LOCAL_PROXY_ENABLE", on)
+        common.start_proxy("2", "10.0.0.1")
+    assert made == [("2", "127.0.0.1:9602", "10.0.0.1:9601"), ("2", "127.0.0.1:9602", "127.0.0.1:9601")]
 
 
 def test_a_proxy_that_is_closed_before_it_joins_is_not_there(monkeypatch: pytest.MonkeyPatch, logs: Path) -> None:
