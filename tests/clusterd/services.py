@@ -69,6 +69,7 @@ class MemoryHub:
         self.job_faults: dict[str, JobFaults] = {}
         self.services: dict[str, tuple[str, ...]] = {}
         self.faulty: Everyone[JobFaults] = Everyone(key=lambda faults: faults.job)
+        self.heard_of: dict[str, int] = {}
         self.told: dict[str, Any] = {}
         self.summarised: Everyone[Any] = Everyone(key=lambda summary: summary.uid)
         self.tables: dict[str, Everyone[str]] = {}
@@ -143,6 +144,9 @@ class MemoryHub:
     def find_faults(self, faults: JobFaults) -> None:
         self.job_faults[faults.job] = faults
         self.faulty.publish(faults)
+
+    def heard(self, service: str, more: int) -> None:
+        self.heard_of[service] = self.heard_of.get(service, 0) + more
 
     def summaries(self) -> Mapping[str, Any]:
         return self.told

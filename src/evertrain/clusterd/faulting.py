@@ -56,6 +56,8 @@ class Faults:
         self._listeners: list[Callable[[JobFaults], None]] = []
         self._label_listeners: list[Callable[[Mapping[str, str]], None]] = []
         self._labels: Mapping[str, str] = {}
+        self._services: Counter[str] = Counter()
+        """MindIE services, by how many hear of their faults."""
         self.now: Mapping[str, JobFaults] = {}
         """By job, of those that have any."""
         self._result: Result | None = None
@@ -116,6 +118,16 @@ class Faults:
     def stress_testing(self, job: str, nodes: Collection[str]) -> None:
         self._centre.stress_testing(job, nodes)
         self._news.set()
+
+    def heard(self, service: str, more: int) -> None:
+        """By how many more a MindIE service's faults are heard of."""
+        before = set(self._services)
+        self._services[service] += more
+        if self._services[service] <= 0:
+            del self._services[service]
+        if before != set(self._services):
+            self._centre.heard(set(self._services))
+            self._news.set()
 
     def expose(self, pods: Iterable[str]) -> None:
         self._centre.expose(pods)

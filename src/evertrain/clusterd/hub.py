@@ -276,6 +276,9 @@ class Hub:
     def fault_changes(self, jobs: Collection[str] | None = None) -> Subscription[JobFaults]:
         return self._faults.subscribe(jobs)
 
+    def heard(self, service: str, more: int) -> None:
+        self._faults.heard(service, more)
+
     def summaries(self) -> Mapping[str, Summary]:
         return self._summaries.now
 

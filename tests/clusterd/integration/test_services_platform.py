@@ -104,6 +104,10 @@ async def test_the_instances_of_a_service_are_one_message() -> None:
         up.hub.services["mindie-1"] = (OTHER,)
         up.hub.find_faults(faults(JOB))
         assert devices(await soon(stream.read())) == ["2"]
+        assert up.hub.heard_of == {"mindie-1": 1}
+        await soon(caller.Fault.Register(who))
+        await end_of(stream)
+        assert up.hub.heard_of == {"mindie-1": 0}
 
 
 async def test_fault_registration() -> None:

@@ -466,6 +466,38 @@ def test_a_fault_that_the_job_wants_to_see_older(by: str) -> None:
     assert len(world.codes("n2")) == 1, "not a node of the job"
 
 
+def test_a_server_whose_controller_hears_of_faults_has_time_to_mend_them_itself() -> None:
+    """Those that a new request mends, of that service; what the job itself has asked for counts more."""
+    labels = {"jobID": "chat", "app": "mindie-ms-server"}
+    asked = {"huawei.com/schedule.filter.faultLevel": "RestartRequest:5"}
+    world = World(
+        make_job("served", ("n0",), labels=labels),
+        make_job("impatient", ("n1",), labels=labels, annotations=asked),
+        make_job("other", ("n2",), labels={"jobID": "translate", "app": "mindie-ms-server"}),
+    )
+    faults = (chip(0, "ABCD0001", "RestartRequest"), chip(1, "ABCD0002", "RestartBusiness"))
+    for node in ("n0", "n1", "n2"):
+        world.chips(node, *faults)
+    everything, severe = (
+        [("ABCD0001", "RestartRequest"), ("ABCD0002", "RestartBusiness")],
+        [("ABCD0002", "RestartBusiness")],
+    )
+    assert [world.codes(node) for node in ("n0", "n1", "n2")] == [everything, severe, everything]
+    world.centre.heard({"chat"})
+    world.look()
+    assert [world.codes(node) for node in ("n0", "n1", "n2")] == [severe, severe, everything]
+    assert ("n0", "0", "NPU", "ABCD0001") in world.told("served"), "who hears of faults hears of it at once"
+    world.at(5 * S)
+    assert [world.codes(node) for node in ("n0", "n1")] == [severe, everything]
+    world.at(60 * S)
+    assert world.codes("n0") == everything
+    world.chips("n0", chip(0, "ABCD0003", "RestartRequest", world.now))
+    assert world.codes("n0") == []
+    world.centre.heard(())
+    world.look()
+    assert world.codes("n0") == [("ABCD0003", "RestartRequest")], "nobody hears of it any more"
+
+
 def test_a_fault_of_a_switch_that_the_job_wants_to_see_older() -> None:
     code = "[0x00f103b0,155907,na,na]"
     world = World(make_job(annotations={"huawei.com/schedule.filter.faultCode": f"{code}:30"}))

@@ -165,6 +165,13 @@ class FaultCentre:
             self._pipeline.tested[job] = frozenset(nodes)
         self._touch_troubled(touched)
 
+    def heard(self, services: Collection[str]) -> None:
+        """These are the MindIE services of whose faults somebody hears."""
+        before, self._pipeline.heard = self._pipeline.heard, frozenset(services)
+        changed = before ^ self._pipeline.heard
+        served = [shown for shown in self._cluster.views.values() if shown.serves in changed and shown.serves]
+        self._touch_troubled({node for shown in served for node in shown.nodes})
+
     def expose(self, pods: Iterable[str]) -> None:
         """Restarting processes where they are was given up for these pods (uids): schedulers shall see their faults."""
         self._pipeline.exposed.update(pods)

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from evertrain.faultcodes.levels import RESTART_REQUEST
+
 CODES, LEVELS = "huawei.com/schedule.filter.faultCode", "huawei.com/schedule.filter.faultLevel"
 DEFAULT_S, LONGEST_S = 60, 86_400
 _ITEM = re.compile(r"(?:\[[^\]]*\]|[^,])+")
@@ -29,6 +31,13 @@ class Filter:
 
 
 NONE = Filter()
+SERVER = Filter(levels={RESTART_REQUEST: DEFAULT_S * 1000})
+"""Of a server of a MindIE service whose controller hears of faults: it has its time to mend them by itself."""
+
+
+def both(one: Filter, other: Filter) -> Filter:
+    """Where both say something, the first counts."""
+    return Filter({**other.codes, **one.codes}, {**other.levels, **one.levels})
 
 
 def read_filter(annotations: Mapping[str, str]) -> Filter:

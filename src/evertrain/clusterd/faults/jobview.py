@@ -9,6 +9,7 @@ from evertrain.acjob import names
 from evertrain.clusterd.faults.custom import Filter, read_filter
 from evertrain.clusterd.model import Job, Pod
 
+SERVER_APP = "mindie-ms-server"
 RETRY, IN_PLACE, IGNORE = "retry", "recover-in-place", "ignore"
 OTHER_STRATEGIES = ("graceExit", "forceExit", "hotSwitch")
 
@@ -34,6 +35,8 @@ class JobView:
     restarts_in_place: bool
     ignores_sub_health: bool
     filter: Filter
+    serves: str
+    """The MindIE service that it is a server of; empty if it is none."""
     created_ms: int
     pods: Mapping[str, tuple[Pod, ...]]
     """By node, those of `table`."""
@@ -91,6 +94,7 @@ def look_at(job: Job, before: JobView | None, kept: Job | None = None) -> JobVie
         restarts_in_place=on and IN_PLACE in strategies,
         ignores_sub_health=job.labels.get(names.SUB_HEALTHY_STRATEGY) not in OTHER_STRATEGIES,
         filter=read_filter(job.annotations),
+        serves=job.labels.get(names.JOB_ID, "") if job.labels.get(names.APP) == SERVER_APP else "",
         created_ms=job.created * 1000,
         pods={node: tuple(each) for node, each in pods.items()},
         places=places,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from evertrain.clusterd.faults import inplace
 from evertrain.clusterd.faults.cluster import Cluster
+from evertrain.clusterd.faults.custom import SERVER, Filter, both
+from evertrain.clusterd.faults.jobview import JobView
 from evertrain.clusterd.faults.manual import Manual
 from evertrain.clusterd.faults.public import PublicFaults
 from evertrain.clusterd.faults.relations import Relations
@@ -26,6 +28,11 @@ class Pipeline:
         """Pods (uids) for which restarting processes where they are was given up."""
         self.tested: dict[str, frozenset[str]] = {}
         """Nodes under a stress test, by job."""
+        self.heard: frozenset[str] = frozenset()
+        """MindIE services of whose faults somebody hears."""
+
+    def filter_of(self, shown: JobView) -> Filter:
+        return both(shown.filter, SERVER) if shown.serves and shown.serves in self.heard else shown.filter
 
     def concerns(self, name: str) -> bool:
         """More is known of the node than it publishes."""
@@ -35,8 +42,8 @@ class Pipeline:
         seen = [look.see(fault) for fault in faults]
         seen += [look.see(fault, added=True) for fault in self.public.on(look.node, device.type)]
         for each in seen:
-            if each.view is not None and each.view.filter:
-                ms = each.view.filter.hides_for(each.fault.code, each.fault.level)
+            if each.view is not None and (filter := self.filter_of(each.view)):
+                ms = filter.hides_for(each.fault.code, each.fault.level)
                 if ms and look.until(each.fault.time_ms + ms):
                     each.hidden = YOUNG
         self.retries.accompany(look, seen)
@@ -51,7 +58,7 @@ class Pipeline:
 
     def grown(self, look: Look, faults: tuple[SwitchFault, ...]) -> list[SwitchFault]:
         """The faults of a switch that no job on the node asks to be hidden for their age."""
-        filters = [shown.filter for shown in self._cluster.jobs_on(look.node) if shown.filter] if faults else []
+        filters = [self.filter_of(shown) for shown in self._cluster.jobs_on(look.node)] if faults else []
         left = []
         for fault in faults:
             ms = max((each.hides_for(fault.code, fault.level) for each in filters), default=0)

@@ -59,9 +59,14 @@ class Fault:
         changes = self._hub.fault_changes((job,) if alone else None)
         self._registry.enter(key, changes)
         teller = _All() if job == WHOLE_CLUSTER else _One(job, member, self._hub)
+        services = [job] if job != WHOLE_CLUSTER and not alone else []
+        for service in services:
+            self._hub.heard(service, 1)
         try:
             await pour(context, changes, teller.tell)
         finally:
+            for service in services:
+                self._hub.heard(service, -1)
             self._registry.leave(key, changes)
 
     async def GetFaultMsgSignal(self, request: wire.ClientInfo, context: Any) -> wire.FaultQueryResult:

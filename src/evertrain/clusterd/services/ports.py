@@ -114,6 +114,9 @@ class FaultPort(Protocol):
         The newest state of each job, if a listener is slow. Any number of listeners.
         """
 
+    def heard(self, service: str, more: int) -> None:
+        """By how many more the faults of what has this name, which is no job's uid, are heard of (1 or -1)."""
+
 
 class Summary(Protocol):
     """A job as others are told of it (`jobs.summary`)."""
