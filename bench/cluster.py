@@ -2,10 +2,11 @@
 
     python -m bench.cluster [--quick] [--jobs N] [--nodes N] [--sleep S] [--json FILE]
 
-A real `evertrain up` in a process of its own; the jobs are given to it over HTTPS, eight at a time, and watched to
-their end. Every job has four pods with one NPU each which sleep, so with the default sizes half of the jobs have to
-wait for chips of the others. Memory is that of the cluster's process, without its pods. After the jobs, the API server
-is asked by eight clients at once for as many requests as it can answer.
+A real `evertrain up` in a process of its own, once with networks of the pods' own and once without. First pods start
+one after the other, then the jobs are given to it over HTTPS, eight at a time, and watched to their end. Every job has
+four pods with one NPU each which sleep, so with the default sizes half of the jobs wait for chips of the others;
+and a port that no other job has. Memory is that of the cluster's process, without its pods. After the jobs, the API
+server is asked by eight clients at once for as many requests as it can answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,13 @@ from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, Object
 PODS = 4
 PATIENCE = 900.0
 CLIENTS = 8
+NETWORKS = {"--own-network": "own", "--shared-network": "shared"}
+FIRST_PORT = 10_000
 
 
 @dataclass
 class Figures:
+    starts: list[float] = field(default_factory=list)
     submitted: float = 0.0
     finished: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -54,6 +58,7 @@ def job(number: int, sleep: float) -> Object:
             "name": "ascend",
             "image": "none",
             "command": ["sleep", f"{sleep:g}"],
+            "ports": [{"name": "ascendjob-port", "containerPort": FIRST_PORT + number}],
             "resources": {"requests": {"huawei.com/Ascend910": 1}, "limits": {"huawei.com/Ascend910": 1}},
         }
         return {"replicas": count, "restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
@@ -69,9 +74,10 @@ def job(number: int, sleep: float) -> Object:
     }
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> Figures:
+async def measure(options: argparse.Namespace, folder: Path, network: str) -> Figures:
+    command = [sys.executable, "-m", "evertrain.cli", "up", network, "--nodes", str(options.nodes)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "evertrain.cli", "up", "--nodes", str(options.nodes), "--data-dir", str(folder)],
+        [*command, "--data-dir", str(folder), "--clusterd-addr", "127.0.0.1:0"],
         env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     assert process.stdout is not None
@@ -81,6 +87,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
         try:
             async with aio.timeout(PATIENCE):
                 figures = Figures()
+                await _start_pods(kube, options.pods, figures)
                 await _run_jobs(kube, options, psutil.Process(process.pid), figures)
                 await _ask(kube, options.seconds, figures)
             return figures
@@ -90,6 +97,33 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
         process.send_signal(signal.SIGINT)
         process.wait(60)
         process.stdout.close()
+
+
+async def _start_pods(kube: Client, count: int, figures: Figures) -> None:
+    """Each from its creation until its program runs, or has ended. The first one on a node starts more than itself."""
+    pods = Cache(kube, POD)
+    watching = asyncio.create_task(pods.run())
+    try:
+        await pods.synced.wait()
+        for number in range(-1, count):
+            metadata = {"name": f"start-{number + 1}", "namespace": "default"}
+            container = {"name": "main", "image": "none", "command": ["sleep", "600"]}
+            spec = {"nodeName": "node-0", "terminationGracePeriodSeconds": 0, "containers": [container]}
+            began = time.monotonic()
+            await kube.create(POD, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+            def runs(name: str = metadata["name"]) -> bool:
+                return ((pods.get(name, "default") or {}).get("status") or {}).get("phase") == "Running"
+
+            if not await pods.until(runs, PATIENCE):
+                raise TimeoutError(f"{metadata['name']} does not run")
+            if number >= 0:
+                figures.starts.append(time.monotonic() - began)
+            await kube.delete(POD, metadata["name"], "default", grace=0)
+        await pods.until(lambda: not len(pods), PATIENCE)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def _run_jobs(kube: Client, options: argparse.Namespace, process: psutil.Process, figures: Figures) -> None:
@@ -166,11 +200,12 @@ async def _ask(kube: Client, seconds: float, figures: Figures) -> None:
         figures.requests[what] = count / (time.monotonic() - began)
 
 
-def rows(figures: Figures, options: argparse.Namespace) -> list[Row]:
+def rows(figures: Figures, options: argparse.Namespace, network: str) -> list[Row]:
     pods = options.jobs * PODS
     failure = f"{len(figures.failed)} jobs failed: {', '.join(figures.failed[:5])}" if figures.failed else ""
     waves = -(-pods // (options.nodes * 8))
-    return [
+    found = [
+        Row("a pod from its creation until it runs", figures.starts),
         Row("all jobs submitted", [figures.submitted]),
         Row("a job from the first submission to its end", figures.finished),
         Row(
@@ -184,6 +219,7 @@ def rows(figures: Figures, options: argparse.Namespace) -> list[Row]:
         Row("memory of the cluster at most", [figures.memory], unit="MiB"),
         *(Row(f"{CLIENTS} clients {what}", [rate], unit="req/s") for what, rate in figures.requests.items()),
     ]
+    return [replace(row, name=f"{network} network: {row.name}") for row in found]
 
 
 def main() -> int:
@@ -191,15 +227,18 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="20 jobs on 5 nodes")
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=50)
+    parser.add_argument("--pods", type=int, default=20, help="that start one after the other (default 20)")
     parser.add_argument("--sleep", type=float, default=1.0, help="seconds that every pod sleeps (default 1)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of requests of each kind (default 3)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if options.quick:
-        options.jobs, options.nodes, options.seconds = 20, 5, 1.0
-    with tempfile.TemporaryDirectory(prefix="evertrain-bench-") as folder:
-        figures = aio.run(measure(options, Path(folder)))
-    return 0 if show("Many jobs at once", rows(figures, options), options.json) else 1
+        options.jobs, options.nodes, options.pods, options.seconds = 20, 5, 5, 1.0
+    found: list[Row] = []
+    for network, name in NETWORKS.items():
+        with tempfile.TemporaryDirectory(prefix="evertrain-bench-") as folder:
+            found += rows(aio.run(measure(options, Path(folder), network)), options, name)
+    return 0 if show("Many jobs at once", found, options.json) else 1
 
 
 if __name__ == "__main__":
