@@ -63,7 +63,7 @@ def serve(connection: socket.socket, last: str) -> None:
         lock, block = _claim(last)
         world = World(block)
     except OSError as error:
-        _answer(connection, {"error": str(error)}, [])
+        _answer(connection, {"error": error.strerror or str(error)}, [])
         return
     _answer(connection, {"error": "", "block": str(block.network), "machine": world.unreachable}, [world.users])
     gc.collect()
