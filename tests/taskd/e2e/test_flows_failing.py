@@ -1,4 +1,4 @@
-"""Strategies that come to nothing (reference 7.2 step 8, 7.4 step 5, 7.8 step 6): what ClusterD hears and says."""
+"""Strategies that come to nothing (reference 7.2, 7.4, 7.8, 7.11, their last steps): what ClusterD hears and says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.taskd.e2e.led import Led, end_of, exit_of, led, restart_of, start_of
 from tests.taskd.e2e.test_chain import assert_same_end
+from tests.taskd.e2e.test_flows_elastic import ELASTIC, IN, LOST, OUT, assert_samples, isolated
 from tests.taskd.e2e.test_flows_pods import SAVES, restarts_whole
 from tests.taskd.e2e.test_flows_switch import prepares
 from tests.taskd.jobs import Result
@@ -167,4 +168,65 @@ async def test_a_hot_switch_that_fails_begins_the_job_anew(tmp_path: Path) -> No
         "ClusterD hears ReportRecoverStatus migration 406",
         "ClusterD hears Init",
         "Mgr orders Agent 0: 210 32767",
+    )
+
+
+async def test_a_job_that_can_not_go_on_smaller(tmp_path: Path) -> None:
+    """7.11: those that are left can't build smaller groups. All begin again from the last checkpoint."""
+    async with led(tmp_path / "job", script=FAILING, FAILS="zit_downgrade_rebuild:1", **ELASTIC) as job:
+        await job.begins(SAVES, "--fault=6:3:kill")
+        await job.stops({3: 1})
+        job.clusterd.say("globalFault", "on_global_rank", faults=LOST)
+        assert "downgrade" in await job.offered()
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="downgrade", extraParams=IN, faults=LOST)
+        await isolated(job)
+        job.clusterd.say("faultNodesExit", "fault_nodes_exit", nodeRankIds=["1"])
+        await fails(job, "downgrade", 499)
+        await job.exits(1)
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="exit")
+        await job.heard("Agent 0 confirms 208")
+        job.start(1, SAVES)
+        result = await job.ends()
+    assert_same_end(result, again_from=6)
+    assert job.story.agent(0) == [*start_of(0), *restart_of(0, 32766), end_of(0)]
+    assert job.story.agent(1) == [*start_of(1), *exit_of(1), *start_of(1, 32766), end_of(1)]
+    job.story.assert_order(
+        "ClusterD says changeStrategy downgrade change_strategy",
+        "ClusterD hears ReportRecoverStatus downgrade 201",
+        "ClusterD hears ReportRecoverStatus downgrade 499",
+        "ClusterD says changeStrategy exit change_strategy",
+        "Mgr orders Agent 0: 208 32766",
+    )
+
+
+async def test_a_job_that_can_not_grow_again(tmp_path: Path) -> None:
+    """7.11: the new pod is there, and the groups can't be built. A checkpoint of the smaller job is where all go on."""
+    async with led(tmp_path / "job", script=FAILING, FAILS="zit_upgrade_rebuild:0", **ELASTIC) as job:
+        await job.begins("--fault=6:3:kill", "--fault=10:0:hold", "--fault=10:1:hold")
+        await job.stops({3: 1})
+        job.clusterd.say("globalFault", "on_global_rank", "fault_nodes_exit", faults=LOST, nodeRankIds=["1"])
+        await job.exits(1)
+        assert "downgrade" in await job.offered()
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="downgrade", extraParams=IN, faults=LOST)
+        await isolated(job)
+        await job.succeeded("downgrade")
+        await job.done(10, 0, 1)
+        job.start(1)
+        await job.heard("Agent 1 confirms 210", times=2)
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="upgrade", extraParams=OUT)
+        await fails(job, "upgrade", 406)
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="dump")
+        await job.succeeded("dump")
+        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="exit", extraParams="dump_exit")
+        result = await job.ends()
+    assert_samples(result, small=range(7, 11))
+    for node, before in ((0, start_of(0)), (1, [*start_of(1), *exit_of(1), *start_of(1)])):
+        assert job.story.agent(node) == [*before, *restart_of(node, 32766), end_of(node)]
+    job.story.assert_order(
+        "ClusterD says changeStrategy upgrade change_strategy",
+        "ClusterD hears ReportRecoverStatus upgrade 406",
+        "ClusterD says changeStrategy dump change_strategy",
+        "ClusterD hears ReportRecoverStatus dump 0",
+        "ClusterD says changeStrategy exit change_strategy",
+        "Mgr orders Agent 0: 208 32766",
     )
