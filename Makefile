@@ -6,13 +6,14 @@ FEATURE ?=
 FRAMES ?= 1000000
 FAULTS ?= 100
 SEED ?= 1
+TORCH ?= 2.4
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-matrix test-exhaustive test-kubernetes lint proto chart demo bench-recovery bench-overhead bench-scale bench-repair bench-cluster bench-taskd bench-clusterd bench-chain bench-kubernetes soak fuzz wheels clean
+.PHONY: help setup test test-all test-matrix test-exhaustive test-torch test-kubernetes lint proto chart demo bench-recovery bench-overhead bench-scale bench-repair bench-cluster bench-taskd bench-clusterd bench-chain bench-kubernetes soak fuzz wheels clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +37,25 @@ test-matrix: $(VENV)/.ready-to-test ## whole jobs: every fault kind in every pha
 
 test-exhaustive: $(VENV)/.ready-to-test ## the matrix in full, not in pairs (an hour and a half)
 	$(call SUITE,"matrix or exhaustive")
+
+# Torchruns differ, so what turns one into TaskD's agent is tested with others. The builds of PyPI are those for CUDA, 5 GB each.
+TORCH_VENV := .venv-torch-$(TORCH)-$(notdir $(PYTHON))
+TORCH_PIP := $(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install --constraint $(TORCH_VENV)/constraints.txt
+
+TORCH_TESTS := unit/test_pytorch.py unit/test_spares.py unit/test_meeting.py integration/test_agent.py \
+  integration/test_agent_more.py integration/test_known_torch.py integration/test_groups.py
+
+test-torch: $(TORCH_VENV)/.ready-to-test ## TaskD's agent with another torch, in an environment of its own (TORCH=2.4 PYTHON=python3.10; ARGS)
+	$(TORCH_VENV)/bin/python -m pytest -n 2 -m "not exhaustive and not kubernetes" $(or $(ARGS),$(addprefix tests/taskd/,$(TORCH_TESTS)))
+
+$(TORCH_VENV)/.ready-to-test: pyproject.toml setup.py constraints.txt
+	@echo "== torch $(TORCH) in $(TORCH_VENV)"
+	@$(PYTHON) -m venv $(TORCH_VENV)
+	@grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	@echo 'torch==$(TORCH).*' >> $(TORCH_VENV)/constraints.txt
+	@$(TORCH_PIP) -q torch numpy
+	@$(TORCH_PIP) -qq --editable '.[cluster,dev]'
+	@touch $@
 
 test-all: $(VENV)/.ready-to-test ## all suites, the soak and the fuzzing, one after the other, and a table of them (hours)
 	$(BIN)/python -m tools.testing test-all
@@ -106,14 +126,14 @@ wheels: $(VENV)/.ready-to-run ## evertrain, and the same as taskd and mindio_ttp
 	@ls dist
 
 clean: ## remove everything that was made
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build dist src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f src/taskd/python/cython_api/libs/libtaskd.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # No --clear: an environment that was there before may be somebody's own.
 $(VENV)/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "Evertrain needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo 'not there')."; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "Evertrain needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo 'not there')."; \
 	  echo "Name another one: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "== a virtual environment in $(VENV) ($$($(PYTHON) --version))"
 	@$(PYTHON) -m venv $(VENV)
