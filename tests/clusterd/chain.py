@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -359,10 +359,11 @@ def running(
     labels: str = "",
     start: str = START,
     script: Path = PACED,
+    through: Sequence[str] = (),
     **environment: str,
 ) -> Iterator[Chain]:
-    """`options` are those of `evertrain up`."""
-    up = Up(folder, *NODES, "--clusterd-addr", "127.0.0.1:0", *options)
+    """`options` are those of `evertrain up`, `through` is the command that starts it."""
+    up = Up(folder, *NODES, "--clusterd-addr", "127.0.0.1:0", *options, through=through)
     try:
         chain = Chain(up, Job(folder / "job", strategies, labels=labels, start=start, script=script, **environment))
         with explained(chain):

@@ -1,4 +1,4 @@
-"""Are namespaces for networks allowed here?"""
+"""Networks of pods: are they allowed here, and how to have them as an ordinary user?"""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def _why_not() -> str:
 
 
 needs_networks = pytest.mark.skipif(bool(_why_not()), reason="namespaces for networks need root or user namespaces")
+
+
+AS_ORDINARY_USER = """
+import os, sys
+from evertrain.embedded import kernel
+users = os.geteuid(), os.getegid()
+kernel.unshare(kernel.CLONE_NEWUSER)
+for file, line in (("setgroups", "deny"), ("uid_map", f"1000 {users[0]} 1"), ("gid_map", f"1000 {users[1]} 1")):
+    with open(f"/proc/self/{file}", "w") as opened:
+        opened.write(line)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""For `python -c`: the command behind it has no rights over this machine, whoever runs the tests."""
