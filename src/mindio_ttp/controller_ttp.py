@@ -16,6 +16,9 @@ from evertrain.mindio.tft.api_controller import (
     tft_register_mindx_callback,
 )
 from evertrain.mindio.tft.api_controller import (
+    tft_notify_controller_not_replaced as tft_notify_controller_not_replaced,
+)
+from evertrain.mindio.tft.api_controller import (
     tft_notify_controller_process_ended as tft_notify_controller_process_ended,
 )
 from evertrain.mindio.tft.api_controller import (

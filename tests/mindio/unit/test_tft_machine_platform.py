@@ -328,6 +328,24 @@ def test_a_replacement_that_dies_before_it_comes_is_replaced() -> None:
     assert job.results() == [(0, OK, "recover")]
 
 
+def test_a_rank_that_was_cut_off_and_that_nobody_replaces() -> None:
+    """Its old process has not ended, and its link hangs: neither breaks it nor does anything come over it."""
+    job = Job(platform=choosing("recover"), arf=True)
+    job.processes[3].answers |= {"Collect": None}
+    while "report_strategies" not in job.names() and job.now < 60:
+        for rank in (0, 1, 2):
+            job.beat(rank)
+        job.wait(1.0)
+    assert job.machine.roster.members[3].link is not None and 3 in job.machine.roster.errors
+    before = len(job.calls)
+    job.signal("not replaced", faults={3: 1})
+    assert job.calls[before:] == [("report_fault_ranks", ({3: 1}, {3: ""}))]
+    job.replace(3)
+    assert job.machine.state == "NORMAL"
+    job.beat(1, step=6)
+    assert job.results() == [(0, OK, "recover")]
+
+
 def test_a_replacement_that_dies_while_the_groups_are_built() -> None:
     job = Job(platform=choosing("recover"), arf=True)
     job.kill(3)

@@ -352,7 +352,7 @@ def test_processes_that_no_agent_starts_are_not_waited_for() -> None:
     mind = job()
     ranks = frames.ranks_text([1, 2, 3])
     order = frames.body("ACTION", 209, ranks)
-    assert told(mind.not_told(1, order, 2)) == ["controller: process_ended {2: 1, 3: 1}"], "others are not its own"
+    assert told(mind.not_told(1, order, 2)) == ["controller: not_replaced {2: 1, 3: 1}"], "others are not its own"
     assert mind.not_told(1, frames.body("ACTION", 213, ranks), 2) == []
     assert job(recovers=False).not_told(1, order, 2) == []
     mind.signal(signal("faultNodesExit", "fault_nodes_exit", nodes=(1,)))

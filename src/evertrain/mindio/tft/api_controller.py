@@ -246,6 +246,16 @@ def tft_notify_controller_process_ended(ranks: list[int]) -> int:
     return _notify(Signal("ended", faults=dict.fromkeys(ranks, int(FaultType.PROCESS))))
 
 
+def tft_notify_controller_not_replaced(ranks: list[int]) -> int:
+    """Nobody comes in the place of these ranks: whoever was to start their new processes has not heard of it.
+
+    Not part of the original interface; a platform that says nothing has the others wait until their patience ends.
+    """
+    if not isinstance(ranks, list) or not all(is_int(rank) for rank in ranks):
+        return RET_ERROR
+    return _notify(Signal("not replaced", faults=dict.fromkeys(ranks, int(FaultType.PROCESS))))
+
+
 def tft_query_progress() -> dict[str, Any]:
     """How far the training is, for a platform that decides by itself. Not part of the original interface.
 

@@ -309,7 +309,12 @@ class Machine:
             if self._deserted():
                 return self._step_down()
             self.declare_lost(member)
-        elif member.offline and member.rank in self.roster.errors:
+        elif member.offline:
+            self._not_replaced(member)
+
+    def _not_replaced(self, member: Member) -> None:
+        """Nobody will come. The old process may still have its link, if what was between has only been cut off."""
+        if member.rank in self.roster.errors:
             log.warning("rank %d: the process that was to replace another has ended before it came here", member.rank)
             self.roster.news.add(member.rank)
 
@@ -381,10 +386,13 @@ class Machine:
     # --- the platform
 
     def _signal(self, signal: Signal) -> None:
-        if signal.kind == "ended":
-            for rank in signal.faults:
-                if self.known(rank):
-                    self._ended(self.roster.members[rank])
+        if signal.kind in ("ended", "not replaced"):
+            for rank in filter(self.known, signal.faults):
+                member = self.roster.members[rank]
+                if signal.kind == "not replaced" and member.offline:
+                    self._not_replaced(member)
+                else:
+                    self._ended(member)
             return
         for rank, kind in signal.faults.items():
             if signal.kind in ("stop", "global") and self.known(rank):

@@ -38,7 +38,8 @@ class Signal:
     """Something the platform wants.
 
     Kinds: stop, global, strategy, invalid are the platform's part of a conversation about a fault; dump, pause,
-    hot switch and stop switch are wishes of its own and wait until they can be fulfilled; ended is only news.
+    hot switch and stop switch are wishes of its own and wait until they can be fulfilled; ended and not replaced are
+    only news.
     """
 
     kind: str

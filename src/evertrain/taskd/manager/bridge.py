@@ -213,9 +213,9 @@ class Bridge:
                 return tft.tft_notify_controller_on_global_rank(faults, *limit)
             case "change_strategy":
                 return tft.tft_notify_controller_change_strategy(order.strategy, order.params)
-            case "process_ended":
-                # Ours alone has this; the original waits for a broken link to come back, and needs no more than time.
-                tell = getattr(tft, "tft_notify_controller_process_ended", None)
+            case "process_ended" | "not_replaced":
+                # Ours alone has these; the original waits for a broken link to come back, and needs no more than time.
+                tell = getattr(tft, f"tft_notify_controller_{order.action}", None)
                 return 0 if tell is None else tell(sorted(faults))
             case "hot switch" | "stop switch":
                 if not hasattr(tft, "tft_notify_controller_prepare_action"):

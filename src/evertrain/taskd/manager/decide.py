@@ -302,7 +302,7 @@ class Decisions:
         if body.code != Code.RESTART_WORKERS or not self.pods.recovers_processes or self.pods.known(node).leaving:
             return []
         ranks = [rank for rank in frames.rank_list(body.message) if rank // per_node == node]
-        return [ToController("process_ended", dict.fromkeys(ranks, 1))]
+        return [ToController("not_replaced", dict.fromkeys(ranks, 1))]
 
     # What ClusterD and the scheduler say.
 
