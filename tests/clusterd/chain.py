@@ -359,11 +359,11 @@ def running(
     labels: str = "",
     start: str = START,
     script: Path = PACED,
-    through: Sequence[str] = (),
+    program: Sequence[str] = (),
     **environment: str,
 ) -> Iterator[Chain]:
-    """`options` are those of `evertrain up`, `through` is the command that starts it."""
-    up = Up(folder, *NODES, "--clusterd-addr", "127.0.0.1:0", *options, through=through)
+    """`options` are those of `evertrain up`, `program` is started instead of `evertrain`."""
+    up = Up(folder, *NODES, "--clusterd-addr", "127.0.0.1:0", *options, program=program)
     try:
         chain = Chain(up, Job(folder / "job", strategies, labels=labels, start=start, script=script, **environment))
         with explained(chain):

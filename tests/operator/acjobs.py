@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from evertrain.acjob.names import PORT_NAME
 from evertrain.kube.port import Object
 
 
@@ -52,6 +53,13 @@ def ascend_job(
         job["metadata"]["annotations"] = annotations
     if run_policy is not None:
         job["spec"]["runPolicy"] = run_policy
+    return job
+
+
+def on_port(port: int, job: Object) -> Object:
+    """Jobs on the same port run one after the other where pods share the network of the machine."""
+    for spec in job["spec"]["replicaSpecs"].values():
+        spec["template"]["spec"]["containers"][0]["ports"] = [{"name": PORT_NAME, "containerPort": port}]
     return job
 
 

@@ -148,7 +148,7 @@ async def test_up_without_it_and_it_alone_beside(tmp_path: Path):
         assert up.stdout is not None
         async with aio.timeout(PATIENCE):
             while b"ends it and its pods" not in (line := await up.stdout.readline()):
-                assert line and b"ClusterD" not in line
+                assert line and b"ClusterD leads" not in line
         alone = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "evertrain.cli", "clusterd", "--insecure", "--listen", "127.0.0.1:0",
             "--kubeconfig", str(tmp_path / "kubeconfig"), stdout=asyncio.subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from evertrain.kube.client import Client
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, NODE, POD, AlreadyExists, Object
 from evertrain.noded import injected
 from evertrain.noded.faults import AnyFault, ChipFault, NodeFault
-from tests.operator.acjobs import ascend_job
+from tests.operator.acjobs import ascend_job, on_port
 
 PATIENCE = 90.0
 FORCE = {"fault-scheduling": "force", "pod-rescheduling": "on"}
@@ -30,6 +31,7 @@ class World:
         self.kube = kube
         self.pods = Cache(kube, POD, "default")
         self.nodes = Cache(kube, NODE)
+        self._ports = itertools.count(2222)
 
     async def until(self, condition: Callable[[], Any]) -> None:
         async with aio.timeout(PATIENCE):
@@ -45,7 +47,7 @@ class World:
         item["metadata"]["labels"]["framework"] = "mindspore"  # whose jobs may have workers only
         spec = item["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
         spec["containers"][0]["command"] = ["sleep", "600"]
-        await self.kube.create(ASCEND_JOB, item)
+        await self.kube.create(ASCEND_JOB, on_port(next(self._ports), item))
         await self.until(lambda: self.phase(name) == "Running")
 
     def pod(self, job: str) -> Object:

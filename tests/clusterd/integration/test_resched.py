@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from evertrain.kube.port import (
 from evertrain.operator.shell import Operator
 from tests.clusterd.cluster_info import devices, node, publish
 from tests.embedded.nodes import SmallCluster, small_cluster
-from tests.operator.acjobs import ascend_job
+from tests.operator.acjobs import ascend_job, on_port
 
 PATIENCE = 120.0
 SLEEP = "exec sleep 600"
@@ -49,6 +50,7 @@ class World:
     rescheduler: Rescheduler
     options: dict[str, Any]
     tasks: list[asyncio.Task[None]]
+    ports: Iterator[int] = field(default_factory=lambda: itertools.count(2222))
 
     @property
     def kube(self) -> Any:
@@ -106,7 +108,7 @@ class World:
         for spec in item["spec"]["replicaSpecs"].values():
             spec["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
             spec["template"]["spec"]["terminationGracePeriodSeconds"] = seconds
-        made: Object = await self.kube.create(ASCEND_JOB, item)
+        made: Object = await self.kube.create(ASCEND_JOB, on_port(next(self.ports), item))
         return made
 
     def group_phase(self, name: str) -> str:

@@ -14,7 +14,7 @@ from tests.clusterd.chain import NAME, Chain, running
 from tests.clusterd.closing import assert_adds_up, assert_kept_processes, assert_told
 from tests.clusterd.e2e.test_chain import FAULT_STEP, begin
 from tests.embedded.networks import AS_ORDINARY_USER, needs_networks
-from tests.embedded.up import needs_kubectl
+from tests.embedded.up import evertrain, needs_kubectl
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 
 pytestmark = [needs_kubectl, needs_networks, pytest.mark.matrix, pytest.mark.timeout(500)]
@@ -39,13 +39,13 @@ def incidents(chain: Chain) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "through", [EVERYBODY, (sys.executable, "-c", AS_ORDINARY_USER)], ids=["here", "ordinary-user"]
+    "program", [EVERYBODY, (sys.executable, "-c", AS_ORDINARY_USER, *evertrain())], ids=["here", "ordinary-user"]
 )
-def test_a_node_is_cut_off_and_joined_again(tmp_path: Path, through: tuple[str, ...]) -> None:
+def test_a_node_is_cut_off_and_joined_again(tmp_path: Path, program: tuple[str, ...]) -> None:
     """The training itself sees it, long before the cluster would. What becomes of it depends on who hears of what in
     time: the processes start again where they are, or in another pod."""
     strategies = "retry,recover-in-place,recover"
-    with running(tmp_path, strategies, "--own-network", "--node-grace", "300", through=through) as chain:
+    with running(tmp_path, strategies, "--own-network", "--node-grace", "300", program=program) as chain:
         pods = begin(chain)
         there = chain.training(1)
         node = cut(chain)
