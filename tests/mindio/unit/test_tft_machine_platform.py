@@ -346,6 +346,22 @@ def test_a_rank_that_was_cut_off_and_that_nobody_replaces() -> None:
     assert job.results() == [(0, OK, "recover")]
 
 
+def test_a_process_whose_link_breaks_before_it_is_given_up() -> None:
+    """Its pod was told to go as soon as the fault was known. That it does is no news, also when its time to come back
+    ends later."""
+    job = Job(platform=choosing("recover") | {"report_strategies": []}, arf=True)
+    job.signal("stop", faults={3: 1})
+    job.kill(3, notice=False)
+    job.strategy("recover")
+    before = len(job.calls)
+    job.wait(2 * job.machine.settings.grace)
+    assert len(job.calls) == before
+    job.replace(3)
+    assert job.machine.state == "NORMAL"
+    job.beat(1, step=6)
+    assert job.results() == [(0, OK, "recover")]
+
+
 def test_a_replacement_that_dies_while_the_groups_are_built() -> None:
     job = Job(platform=choosing("recover"), arf=True)
     job.kill(3)

@@ -312,6 +312,7 @@ def _give_up_processes(m: Machine, joining: bool = False) -> None:
         if joining or not member.fresh or member.lost:
             member.offline, member.fresh = True, False
             roster.heard.pop(rank, None)
+            roster.grace.pop(rank, None)
             roster.judge(member)
     roster.news.difference_update(roster.errors)
 
