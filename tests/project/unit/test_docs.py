@@ -45,6 +45,31 @@ def test_every_feature_has_an_example_and_a_page_that_teach_it(feature: Feature)
     assert f"(../examples/resumable/{example.parent.name}/README.md)" in tried
 
 
+def commands(page: Path) -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "examples/resumable").rglob("README.md")), ids=lambda page: str(page.parent.name)
+)
+def test_an_example_finds_nothing_of_the_last_one_and_leaves_nothing_to_the_next(page: Path) -> None:
+    first, *others, last = commands(page)
+    assert first.startswith("rm -rf /tmp/evertrain; mkdir -p /tmp/evertrain/output && "), first
+    assert last == "evertrain down"
+    ups = [each for each in others if each.startswith("evertrain up ")]
+    assert len(ups) == 1 and "--detach" in ups[0], ups
+    began = [number for number, each in enumerate(others) if "kubectl apply -f " in each]
+    ended = [number for number, each in enumerate(others) if each.startswith("kubectl delete acjob ")]
+    assert len(began) == len(ended) and all(start < end for start, end in zip(began, ended, strict=True))
+    assert all(end < start for start, end in zip(began[1:], ended, strict=False)), "one job at a time"
+    for start, end in zip(began, ended, strict=True):
+        faulty = any(each.startswith("evertrain inject ") for each in others[start:end])
+        assert faulty == others[end].endswith("; evertrain inject clear"), others[end]
+    for start, end in zip(began[1:], ended, strict=False):
+        assert "rm -rf /tmp/evertrain/output; mkdir /tmp/evertrain/output" in others[end:start]
+
+
 def test_every_own_option_is_described_and_no_other() -> None:
     described = set(re.findall(r"^\| `(--ft-[a-z-]+)", (ROOT / "docs/launch.md").read_text(), re.MULTILINE))
     assert described == {flag for option in OPTIONS for flag in option.spellings() if flag.startswith("--ft-")}
