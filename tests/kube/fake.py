@@ -260,9 +260,9 @@ class FakeKube:
 
 def _selected(item: Object, labels: str, fields: str) -> bool:
     found = item["metadata"].get("labels") or {}
-    wanted = [part.split("=", 1) for part in labels.split(",") if part]
-    if any(found.get(key) != value for key, value in wanted):
-        return False
+    for key, equals, value in (part.partition("=") for part in labels.split(",") if part):
+        if key not in found or (equals and found[key] != value):
+            return False
     return not fields or fields == f"metadata.name={item['metadata']['name']}"
 
 

@@ -55,6 +55,7 @@ class ClusterD:
             chips=chips,
             leads=lambda job: self.hub.leads(job),
             note=self._note,
+            phase=self.timeline.phase,
         )
         self.hub = Hub(
             kube,

@@ -20,6 +20,7 @@ from evertrain.clusterd.resched.decide import (
     Mark,
     Record,
     Restart,
+    Retry,
     Settings,
     decide,
     replaced,
@@ -245,7 +246,20 @@ def test_who_is_outside_is_told(how: str) -> None:
 def test_pods_that_failed_are_the_operators_and_only_written_down(times: str, written: bool) -> None:
     failed = pod(1, phase="Failed")
     decision = decide(job(FORCE | {"fault-retry-times": times}, pods=(pod(0), failed)), nodes(), NOW)
-    assert decision.actions == ([Record(((failed, "pod-failed"),))] if written else [])
+    assert decision.actions[:1] == ([Record(((failed, "pod-failed"),))] if written else [])
+    told = [each.strategy for each in decision.actions[1:] if isinstance(each, Retry)]
+    assert len(decision.actions[1:]) == len(told) and told == (["job-rescheduling"] if written else [])
+
+
+@pytest.mark.parametrize(("rank", "strategy"), [(0, "job-rescheduling"), (1, "pod-rescheduling")])
+def test_the_operator_starts_one_pod_again_or_all(rank: int, strategy: str) -> None:
+    pods = tuple(replace(pod(each), phase="Failed" if each == rank else "Running") for each in range(3))
+    labels = FORCE | POD | {"fault-retry-times": "2"}
+    (told,) = (each for each in decide(job(labels, pods=pods), nodes(), NOW).actions if isinstance(each, Retry))
+    again = "it" if rank else "all pods"
+    assert told.strategy == strategy
+    assert told.cause == f"pod-failed of pod {pods[rank].name} on node n{rank}"
+    assert told.why == f"{told.cause}: the operator starts {again} again (fault-retry-times: 2)"
 
 
 def test_launchers_are_told_of_pods_that_were_replaced_alone() -> None:

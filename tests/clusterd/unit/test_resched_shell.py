@@ -133,11 +133,16 @@ def test_a_recovery_does_not_wait_for_ever_for_what_the_rescheduler_may_not_read
     virtual_time.run(run())
 
 
-async def one_job() -> FakeKube:
-    """That leads its recovery itself, of a master on n0 and a worker on n1."""
-    kube = FakeKube()
-    labels = {"fault-scheduling": "force", "process-recover-enable": "on"}
-    job = await kube.create(ASCEND_JOB, ascend_job("job", labels=labels, annotations={"recover-strategy": "recover"}))
+LEADS = {"fault-scheduling": "force", "process-recover-enable": "on"}
+
+
+async def one_job(
+    labels: dict[str, str] = LEADS, strategies: str = "recover", kubernetes: type[FakeKube] = FakeKube
+) -> FakeKube:
+    """Of a master on n0 and a worker on n1; by default it leads its recovery itself."""
+    kube = kubernetes()
+    annotations = {"recover-strategy": strategies}
+    job = await kube.create(ASCEND_JOB, ascend_job("job", labels=labels, annotations=annotations))
     owner = {"kind": "AscendJob", "controller": True, "uid": job["metadata"]["uid"]}
     for rank, role in enumerate(("master", "worker")):
         node = {"metadata": {"name": f"n{rank}"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}

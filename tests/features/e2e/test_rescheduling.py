@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusterd.chain import NAME, running
+from tests.clusterd.chain import NAME, PODS, running
 from tests.clusterd.closing import assert_told, assert_whole
 from tests.clusterd.e2e.test_chain import BROKEN_CHIP, FAULT_STEP
 from tests.embedded.up import Watch, needs_kubectl
@@ -35,6 +35,13 @@ def conditions(watch: Watch) -> list[dict[str, Any]]:
     return [next(group) for _, group in itertools.groupby(newest, lambda each: (each["type"], each["message"]))]
 
 
+def assert_restarted(incidents: list[dict[str, Any]], level: str) -> None:
+    """Once, until all pods ran again."""
+    (incident,) = incidents
+    assert_told(incident, f"{level}-rescheduling", set(), "rescheduled", all_phases=False)
+    assert [phase["phase"] for phase in incident["phases"]] == ["detect", "start again"], incident
+
+
 LEVELS = {"pod": RETRIES + '\n    pod-rescheduling: "on"', "job": RETRIES}
 
 
@@ -49,8 +56,11 @@ def test_a_process_dies(tmp_path: Path, level: str) -> None:
             result = chain.ends()
             second = chain.uids()
             assert second[1] != first[1] and (second[0] == first[0]) == (level == "pod")
+            incidents = chain.incidents()
             watch.until(lambda job: job["status"]["conditions"][-1]["type"] == "Succeeded")
-    assert_whole(result, [], kept=[], again_from=SAVED + 1)
+    assert_whole(result, incidents, kept=[], again_from=SAVED + 1)
+    assert_restarted(incidents, level)
+    assert incidents[0]["cause"].startswith(f"pod-failed of pod {PODS[1]} on node "), incidents
     told = conditions(watch)[-4:]
     assert [each["type"] for each in told] == ["Running", "Restarting", "Running", "Succeeded"], told
     assert told[1]["reason"] == "jobRestarting"
@@ -75,6 +85,7 @@ def test_a_chip_breaks(tmp_path: Path, level: str) -> None:
             incidents = chain.incidents()
             watch.until(lambda job: job["status"]["conditions"][-1]["type"] == "Succeeded")
     assert_whole(result, incidents, kept=[], again_from=SAVED + 1)
-    assert_told(incidents[-1], f"{level}-rescheduling", set(), "rescheduled", all_phases=False)
+    assert_restarted(incidents, level)
+    assert incidents[0]["cause"].startswith(f"CardUnhealthy of pod {PODS[1]} on node {node}"), incidents
     told = [each["type"] for each in conditions(watch)]
     assert "Restarting" not in told, f"pods that were taken away from a broken chip have not failed: {told}"

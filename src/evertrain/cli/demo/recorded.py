@@ -20,6 +20,7 @@ PHASES = {
     "rebuild": "groups with the new processes, whose state comes from a replica; all go on with the same step",
     "dump": "the survivors write a checkpoint of this step",
     "restart": "all are told to start again; they do, and load it",
+    "start again": "pods are made anew, until all run; their processes go on from the last checkpoint",
     "shrink": "groups without the lost ranks",
     "smaller": "training goes on with fewer ranks",
     "grow": "the ranks that are back get their state, and all go on together",

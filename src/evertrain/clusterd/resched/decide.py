@@ -9,7 +9,7 @@ Who deals with which fault:
     chips, nodes, switches       here, by the label fault-scheduling, unless the job's own recovery leads (process
                                  level): then that one says which pods to replace (`replaced`)
     sub-health                   here, by subHealthyStrategy; a hot switch only when ClusterD has marked the pod
-    pods that have failed        the operator, which counts the retries; here it is only written down
+    pods that have failed        the operator, which counts the retries; here it is only written down and told
 
 Pod level becomes job level when the new pod finds no place: the scheduler has said so, and it did not change its mind
 for a while. (The original counts rounds of its scheduler.)
@@ -21,12 +21,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from evertrain.acjob import names
+from evertrain.clusterd.recover.names import JOB_LEVEL as JOB_RESCHEDULING
+from evertrain.clusterd.recover.names import POD_LEVEL as POD_RESCHEDULING
 from evertrain.clusterd.resched.policy import (
     EXTERNAL,
     FORCE,
     FORCE_EXIT,
     GRACE,
     GRACE_EXIT,
+    JOB_LEVEL,
     OFF,
     POD_LEVEL,
     PROCESS_LEVEL,
@@ -85,6 +88,15 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """Tells in the timeline what the operator does about failed pods."""
+
+    strategy: str
+    cause: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """Tells the launchers of the pods that stay (reset-config-<job>) that others were replaced; or, with `whole`, that
     all are. Once for these pods."""
@@ -98,7 +110,7 @@ class Leave:
     """Tells the launchers that they will have to end in good order (GracefulExit)."""
 
 
-Action = Delete | Mark | Record | Restart | Leave
+Action = Delete | Mark | Record | Retry | Restart | Leave
 
 
 @dataclass(slots=True)
@@ -137,7 +149,7 @@ def decide(
     if rules.acts:
         failed = tuple((pod, POD_FAILED) for pod in job.pods if _is_retried(pod, rules) and pod.uid not in faults)
         if failed:
-            decision.actions.append(Record(failed))
+            decision.actions += [Record(failed), _retry(job, [pod for pod, _ in failed], rules)]
         if faults:
             _replace(decision, job, faults, nodes, rules)
         elif rules.escalates and rescheduled is not None:
@@ -234,13 +246,23 @@ def _replace(decision: Decision, job: JobView, faults: Mapping[str, str], nodes:
             decision.actions.append(Leave())
     else:
         force = rules.scheduling == FORCE
-    first = faulty[0]
-    text = f"{faults[first.uid]} of pod {first.name} on node {first.node}"
-    if len(faulty) > 1:
-        text += f" and {len(faulty) - 1} more"
+    text = f"{faults[faulty[0].uid]} of {_named(faulty)}"
     _delete(decision, gone, faults, text, nodes, force)
     if rules.level == POD_LEVEL and job.labels.get(names.POD_RESCHEDULING) == "on":
         decision.actions.append(Restart(tuple(sorted(faults)), whole))
+
+
+def _named(pods: Sequence[PodView]) -> str:
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    return f"pod {pods[0].name} on node {pods[0].node}{more}"
+
+
+def _retry(job: JobView, failed: Sequence[PodView], rules: Policy) -> Retry:
+    alone = rules.level != JOB_LEVEL and all(pod.rank != 0 for pod in failed)
+    cause = f"{POD_FAILED} of {_named(failed)}"
+    times = job.labels[names.FAULT_RETRY_TIMES].strip()
+    why = f"{cause}: the operator starts {'it' if alone else 'all pods'} again ({names.FAULT_RETRY_TIMES}: {times})"
+    return Retry(POD_RESCHEDULING if alone else JOB_RESCHEDULING, cause, why)
 
 
 def _scope(job: JobView, faulty: Sequence[PodView], rules: Policy) -> list[PodView]:

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from evertrain import aio
 from evertrain.clusterd.effects import Failure
@@ -28,6 +29,7 @@ from evertrain.clusterd.resched.decide import (
     Mark,
     Record,
     Restart,
+    Retry,
     Settings,
     decide,
     replaced,
@@ -35,6 +37,7 @@ from evertrain.clusterd.resched.decide import (
 from evertrain.clusterd.resched.policy import GRACE_EXIT, policy
 from evertrain.clusterd.resched.views import JobView, NodeView, PodView
 from evertrain.clusterd.resched.watched import SCHEDULER_CONFIG, SCHEDULER_NAMESPACE, Shared, Watched
+from evertrain.clusterd.timeline.incident import FAILED
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import (
     CONFIG_MAP,
@@ -57,6 +60,9 @@ AT_ONCE = 200
 TRIES = 5
 RESCHEDULED = "rescheduled"
 """How an incident ends in which nobody but us has led the job."""
+START_AGAIN = "start again"
+"""The phase of it in which pods are replaced. No recovery has one of that name: who finds an incident in it, also one
+of an earlier ClusterD, ends it when all pods run."""
 LEAD_PATIENCE = 30.0
 """Seconds for a job whose recovery is to lead to say that it is there, from the moment a fault hits it."""
 READY_WORD, READY_WORDS = 10.0, 3
@@ -77,15 +83,17 @@ class Rescheduler:
         settings: Settings = DEFAULTS,
         leads: Callable[[str], bool] = lambda job: True,
         note: Callable[[str, Note], None] = lambda job, note: None,
+        phase: Callable[[str], str] = lambda job: "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`shared`: caches of somebody else. `plugin`: whether Volcano's Ascend plugin does the work; found out by its
         configuration if None. `chips`: the scheduler itself keeps pods off chips with faults, as that of the embedded
-        cluster does. `leads`: whether there is a recovery for a job, by its uid. `note`: hears what is done for one."""
+        cluster does. `leads`: whether there is a recovery for a job, by its uid. `note`: hears what is done for one.
+        `phase`: the one that its open incident is in, if it has one."""
         self._kube = kube
         self._watched = Watched(kube, shared)
         self._plugin, self._chips, self._settings = plugin, chips, settings
-        self._leads, self._note, self._clock = leads, note, clock
+        self._leads, self._note, self._phase, self._clock = leads, note, phase, clock
         self._queue: WorkQueue[tuple[str, str]] = WorkQueue(max_delay=5.0)
         self._asked: dict[str, int] = {}
         """By uid of a pod: it was asked to go, in so many seconds. The cache may not show it yet."""
@@ -189,6 +197,7 @@ class Rescheduler:
         decision = decide(job, nodes, now, settings=self._settings, rescheduled=last, led=led)
         await self._carry_out(job, decision)
         if not decision.actions:
+            self._end_incident(job)
             await self._stay(job)
         for due in (decision.wake, wake):
             if due is not None:
@@ -249,24 +258,36 @@ class Rescheduler:
             match action:
                 case Record():
                     await self._record(job, action)
+                case Retry() if not self._leads(job.uid) and not self._phase(job.uid):
+                    self._begin_incident(job, action.cause, action.why, action.strategy)
                 case Restart() if deletions:
                     await self._tell_launchers(job, action)
                 case Leave() if deletions:
                     await self._set_graceful(job, True)
-        alone = not self._leads(job.uid)
         if deletions and decision.why:
             logger.warning("job %s/%s: %s", job.namespace, job.name, decision.why)
-            if alone:
-                self._note(job.uid, Note("opened", decision.why))
-                self._note(job.uid, Note("decision", decision.why, {"strategy": f"{policy(job).level}-rescheduling"}))
-            else:
+            if self._leads(job.uid):
                 self._note(job.uid, Note("rescheduling", decision.why))
+            else:
+                self._begin_incident(job, decision.why, decision.why, f"{policy(job).level}-rescheduling")
         await self._all(self._mark(job, mark) for mark in marks)
         await self._all(self._delete(job, each) for each in deletions if not each.last)
         await self._all(self._delete(job, each) for each in deletions if each.last)
-        if deletions and decision.why and alone:
-            end = {"outcome": RESCHEDULED, "ok": True}
-            self._note(job.uid, Note("closed", "the pods were told to go, new ones take their place", end))
+
+    def _begin_incident(self, job: JobView, cause: str, why: str, strategy: str) -> None:
+        """Nobody but us tells of it. If it has begun already, it goes on."""
+        self._note(job.uid, Note("opened", cause))
+        self._note(job.uid, Note("decision", why, {"strategy": strategy}))
+        self._note(job.uid, Note("phase", why, {"phase": START_AGAIN}))
+
+    def _end_incident(self, job: JobView) -> None:
+        if self._phase(job.uid) != START_AGAIN:
+            return
+        if job.failure:
+            end = {"outcome": FAILED, "ok": False}
+            self._note(job.uid, Note("closed", f"the job has failed: {job.failure}", end))
+        elif job.succeeded or (job.runs and not any(pod.uid in self._asked for pod in job.pods)):
+            self._note(job.uid, Note("closed", "all pods run again", {"outcome": RESCHEDULED, "ok": True}))
 
     def _was_asked(self, action: Delete) -> bool:
         grace = AS_IT_SAYS if action.grace is None else action.grace
@@ -371,17 +392,7 @@ def _with_known(view: JobView, job: Job, uids: Iterable[str]) -> JobView:
     missing = [pod for pod in job.pods.values() if pod.uid in set(uids) - here]
     if not missing:
         return view
-    return JobView(
-        namespace=view.namespace,
-        name=view.name,
-        uid=view.uid,
-        labels=view.labels,
-        annotations=view.annotations,
-        pods=(*view.pods, *map(_view, missing)),
-        backups=view.backups,
-        grouped=view.grouped,
-        over=view.over,
-    )
+    return replace(view, pods=(*view.pods, *map(_view, missing)))
 
 
 def _view(pod: Pod) -> PodView:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from evertrain.acjob import names
-from evertrain.acjob.conditions import is_finished
+from evertrain.acjob.conditions import FAILED, SUCCEEDED, find, is_finished, is_true
 from evertrain.acjob.pods import annotations_of, is_backup, is_extra, is_going, phase, version
 from evertrain.kube.port import Object
 from evertrain.kube.times import parse_time
@@ -56,8 +56,19 @@ class JobView:
     """Those that wait for the place of another pod."""
     grouped: bool = True
     """It has a PodGroup."""
+    size: int = 1
+    """How many pods it is to have."""
     over: bool = False
     """It has ended, or is being deleted."""
+    succeeded: bool = False
+    failure: str = ""
+    """Why it has failed, if it has."""
+
+    @property
+    def runs(self) -> bool:
+        """With all of its pods."""
+        good = [pod for pod in self.pods if not pod.deleting and pod.phase in ("Running", "Succeeded")]
+        return self.size <= len(good) == len(self.pods)
 
     @property
     def id(self) -> str:
@@ -93,6 +104,7 @@ def read_job(
         annotations |= group["metadata"].get("annotations") or {}
     pods = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
     conditions = (item.get("status") or {}).get("conditions") or []
+    replicas = [each.get("replicas") for each in ((item.get("spec") or {}).get("replicaSpecs") or {}).values()]
     return JobView(
         namespace=metadata.get("namespace") or "default",
         name=metadata["name"],
@@ -102,7 +114,10 @@ def read_job(
         pods=tuple(read(pod) for pod in pods if not is_extra(pod)),
         backups=tuple(read(pod) for pod in pods if is_backup(pod)),
         grouped=group is not None,
+        size=sum(1 if each is None else int(each) for each in replicas),
         over=bool(metadata.get("deletionTimestamp")) or is_finished(conditions),
+        succeeded=is_true(conditions, SUCCEEDED),
+        failure=str((find(conditions, FAILED) or {}).get("message") or "") if is_true(conditions, FAILED) else "",
     )
 
 

@@ -111,6 +111,11 @@ class Timeline:
         """The newest of a job, oldest first."""
         return self._history.of(job)
 
+    def phase(self, job: str) -> str:
+        """That its open incident is in; empty if none is open."""
+        newest = self._history.of(job)[-1:]
+        return newest[0].phases[-1].name if newest and not newest[0].closed else ""
+
     async def recorded(self, job: str = "", namespace: str = "") -> list[Incident]:
         """All that are on the disk, of a job by name or uid if one is given. Empty where nothing is kept."""
         path, writer = self._path, self._writer
