@@ -57,7 +57,7 @@ $(TORCH_VENV)/.ready-to-test: pyproject.toml setup.py constraints.txt
 	@$(TORCH_PIP) -qq --editable '.[cluster,dev]'
 	@touch $@
 
-test-all: $(VENV)/.ready-to-test ## all suites, the soak and the fuzzing, one after the other, and a table of them (hours)
+test-all: $(VENV)/.ready-to-test ## lint, test, matrix, Kubernetes, fuzzing and soak, one after the other, and a table of them (hours)
 	$(BIN)/python -m tools.testing test-all
 
 # On a cluster of its own, or on yours: KUBECONFIG=... make test-kubernetes. The contract tests want a token beside it

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from evertrain.cli.demo.features import FEATURES, Feature
+from evertrain.cli.demo.recorded import PHASES
 from evertrain.launch.options import OPTIONS
 from evertrain.mindio import faultspec
 
@@ -68,6 +69,12 @@ def test_an_example_finds_nothing_of_the_last_one_and_leaves_nothing_to_the_next
         assert faulty == others[end].endswith("; evertrain inject clear"), others[end]
     for start, end in zip(began[1:], ended, strict=False):
         assert "rm -rf /tmp/evertrain/output; mkdir /tmp/evertrain/output" in others[end:start]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_phases_are_shown_in_the_words_that_a_demo_has_for_them(page: Path) -> None:
+    for name, words in re.findall(r"^ *([a-z][a-z ]*?) +\d+ ms   (.*)$", page.read_text(), re.MULTILINE):
+        assert name == "total" or words == PHASES[name]
 
 
 def test_every_own_option_is_described_and_no_other() -> None:
