@@ -4,12 +4,17 @@ code_dir=$1 output_dir=$2 script=$3
 shift 3
 cd "$code_dir" || exit 1
 
+# As the documents' `pip show taskd`, but quicker, and also where taskd comes with evertrain.
 TASKD_SO_PATH="$(python -c 'import taskd; print(taskd.__path__[0])')/python/cython_api/libs/libtaskd.so"
 [[ -e "$TASKD_SO_PATH" ]] && export LD_PRELOAD=$TASKD_SO_PATH:$LD_PRELOAD
 export TASKD_PROCESS_ENABLE="on"
 # PyTorch
 if [[ "${RANK}" == 0 ]]; then
     export MASTER_ADDR=${POD_IP}
+    python manager.py &           # Determined by the current path.
+fi
+# MindSpore. There it is msrun that starts the training below, in the place of torchrun.
+if [[ "${MS_SCHED_HOST}" == "${POD_IP}" ]]; then
     python manager.py &           # Determined by the current path.
 fi
 
