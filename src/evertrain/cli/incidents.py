@@ -93,7 +93,7 @@ def render(incidents: Sequence[Incident], *, jobs: bool = False) -> str:
     """One line for each, and below what it was about; with the job's name where there may be several."""
     if not incidents:
         return "No incidents."
-    header = ["incident", *(["job"] if jobs else []), "time", "faults", "decision", "total ms", "lost", "outcome"]
+    header = ["incident", *(["job"] if jobs else []), "time", "faults", "decision", "total ms", "outcome"]
     rows = [header]
     for incident in incidents:
         rows.append(
@@ -104,7 +104,6 @@ def render(incidents: Sequence[Incident], *, jobs: bool = False) -> str:
                 _ranks(incident),
                 incident.decision or "-",
                 str(incident.total_ms),
-                "-" if incident.steps_lost is None else str(incident.steps_lost),
                 incident.outcome or "open",
             ]
         )

@@ -89,7 +89,6 @@ class Incident:
     """One word, empty as long as it is open."""
     end: str = ""
     """The outcome in words."""
-    steps_lost: int | None = None
 
     @property
     def total_ms(self) -> int:
@@ -140,7 +139,6 @@ class Incident:
             "remarks": [
                 {"after_ms": each.at_ms - self.opened_ms, "kind": each.kind, "text": each.text} for each in self.remarks
             ],
-            "steps_lost": self.steps_lost,
             "outcome": self.outcome or "open",
             "ok": self.ok if self.closed else None,
             "end": self.end,
@@ -232,7 +230,6 @@ def _added(incident: Incident, note: Note, at_ms: int) -> Incident:
                 ok=succeeded,
                 outcome=outcome or (RECOVERED if succeeded else FAILED),
                 end=text,
-                steps_lost=_count(details.get("steps_lost")),
             )
         case kind:
             remark = Remark(at_ms, _word(kind), text)
@@ -321,10 +318,6 @@ def _rank(value: object) -> int:
         return int(str(value))
     except ValueError:
         return UNKNOWN_RANK
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _word(value: object) -> str:
