@@ -28,15 +28,19 @@ def undisturbed() -> dict[int, Any]:
 
 
 def ends(result: Result) -> dict[int, Any]:
-    """By rank: the last step, and the weights after it."""
-    return {rank: (each["step"], each["weights"]) for rank, each in result.results.items()}
+    """By rank: the last step, and after it the weights and the rank's part of the optimizer."""
+    return {rank: (each["step"], each["weights"], each["state"]) for rank, each in result.results.items()}
 
 
 def assert_same_end(result: Result, again_from: int = STEPS + 1) -> None:
-    """Codes, weights, and steps without a gap; those from `again_from` may have been done twice."""
+    """Codes, weights, the optimizer, and steps without a gap, each with the same samples, loss and weights; those from
+    `again_from` may have been done twice."""
     assert result.codes == [0, 0], result.explain()
     assert ends(result) == undisturbed()
+    whole = undisturbed_run().steps
     for rank, steps in result.steps.items():
+        for record in steps:
+            assert record == whole[rank][record[0] - 1], f"rank {rank}: {record}"
         seen = [step for step, *_ in steps]
         for before, step in zip(seen, seen[1:], strict=False):
             in_order = step == before + 1 or again_from <= step <= before
