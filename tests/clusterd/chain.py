@@ -40,12 +40,14 @@ class Job:
         strategies: str,
         *,
         labels: str = "",
+        annotations: str = "",
         start: str = START,
         script: Path = PACED,
         **environment: str,
     ) -> None:
         """`start` is the script of a pod, and `script` what its processes run."""
-        self.folder, self.strategies, self.labels, self.environment = folder, strategies, labels, environment
+        self.folder, self.strategies, self.environment = folder, strategies, environment
+        self.labels, self.annotations = labels, annotations
         self.script = script
         self.image, self.scheduler, self.visible = "local", "volcano", tuple[Path, ...]()
         """Folders of this machine that containers see; pods of the embedded cluster see all of it."""
@@ -89,6 +91,7 @@ metadata:
   annotations:
     {f'recover-strategy: "{self.strategies}"' if self.strategies else ""}
     huawei.com/schedule_policy: "chip8-node8"
+{self.annotations}
 spec:
   schedulerName: {self.scheduler}
   runPolicy:
@@ -357,6 +360,7 @@ def running(
     strategies: str,
     *options: str,
     labels: str = "",
+    annotations: str = "",
     start: str = START,
     script: Path = PACED,
     program: Sequence[str] = (),
@@ -365,7 +369,8 @@ def running(
     """`options` are those of `evertrain up`, `program` is started instead of `evertrain`."""
     up = Up(folder, *NODES, "--clusterd-addr", "127.0.0.1:0", *options, program=program)
     try:
-        chain = Chain(up, Job(folder / "job", strategies, labels=labels, start=start, script=script, **environment))
+        more = {"labels": labels, "annotations": annotations, "start": start}
+        chain = Chain(up, Job(folder / "job", strategies, script=script, **more, **environment))
         with explained(chain):
             yield chain
     finally:

@@ -53,6 +53,7 @@ def test_a_memory_error_is_retried_and_nobody_restarts(tmp_path: Path) -> None:
     assert_same_end(result)
     assert_kept_processes(result, 0, 1, 2, 3)
     assert_told(incident, "retry", {3})
+    assert MEMORY in {fault["code"] for fault in incident["faults"]}, incident
 
 
 def test_a_killed_process_without_recovery_in_place_costs_its_pod(tmp_path: Path) -> None:

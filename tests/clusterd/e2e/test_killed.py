@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusterd.chain import running, running_beside
-from tests.clusterd.closing import assert_kept_processes, assert_told
+from tests.clusterd.closing import assert_kept_processes, assert_told, assert_whole
 from tests.clusterd.e2e.test_chain import FAULT_STEP, begin
 from tests.embedded.up import needs_kubectl
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
@@ -82,5 +82,6 @@ def test_the_manager_of_the_job_is_killed_in_the_middle_of_a_recovery(tmp_path: 
         chain.pace.allow(STEPS)
         result = chain.ends()
         assert chain.uids() == pods
-    assert_same_end(result)
-    assert_kept_processes(result, 0, 1, 2)
+        incidents = chain.incidents()
+    assert_whole(result, incidents, kept=(0, 1, 2))
+    assert incidents[-1]["outcome"] == "recovered", incidents

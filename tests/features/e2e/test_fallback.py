@@ -8,7 +8,7 @@ import pytest
 
 from tests.clusterd.chain import running
 from tests.clusterd.closing import assert_told, assert_whole
-from tests.clusterd.e2e.test_chain import FAULT_STEP, begin
+from tests.clusterd.e2e.test_chain import BROKEN_CHIP, FAULT_STEP, begin
 from tests.embedded.up import needs_kubectl
 from tests.taskd.e2e.test_chain import STEPS
 
@@ -49,3 +49,22 @@ def test_each_strategy_fails_and_the_next_one_takes_over(
     phases = [phase["phase"] for phase in incident["phases"]]
     tried = [name for name in phases if name in ("retry", "recover", "rebuild", "dump")]
     assert tried == ["retry", *(["recover", "rebuild"] if len(reasons) == 3 else []), "dump"], phases
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(400)
+def test_without_a_spare_node_the_survivors_save_a_checkpoint(tmp_path: Path) -> None:
+    """Nothing but a node is missing; when its chip is well, the job goes on from there."""
+    patience = '    wait-reschedule-timeout: "30"'
+    with running(tmp_path, "recover,dump", "--nodes", "2", annotations=patience) as chain:
+        begin(chain)
+        chain.up.evertrain("inject", "chip", BROKEN_CHIP, "--node", chain.node(1), "--chip", "1")
+        chain.until((chain.job.work / f"iter_{FAULT_STEP:07d}").exists, "the checkpoint")
+        chain.up.evertrain("inject", "clear")
+        chain.pace.allow(STEPS)
+        result = chain.ends()
+        (incident,) = chain.incidents()
+    assert_whole(result, [incident], kept=[], again_from=FAULT_STEP + 1)
+    assert_told(incident, "dump", {2, 3}, "fell back")
+    ((left, taken, why),) = ((each["from"], each["to"], each["reason"]) for each in incident["fallbacks"])
+    assert (left, taken) == ("recover", "dump") and "the replacements found no place" in why, incident

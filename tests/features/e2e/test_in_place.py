@@ -16,6 +16,7 @@ from tests.taskd.e2e.test_chain import STEPS, assert_same_end, undisturbed_run
 pytestmark = [needs_kubectl, pytest.mark.matrix, pytest.mark.timeout(400)]
 
 ONCE = START.replace("--max_restarts 32767", "--max_restarts 1")
+UNSAID = START.replace(" --max_restarts 32767", "")
 TWICE = (f"--fault={FAULT_STEP}:3:kill", f"--fault={FAULT_STEP + 3}:2:kill")
 """Two processes of one pod, one after the other."""
 TOLD = "more faults in this container than --max_restarts 1 allows"
@@ -38,6 +39,20 @@ def test_one_fault_more_than_max_restarts_ends_the_training(tmp_path: Path) -> N
         for rank, steps in result.steps.items():
             assert steps == whole.steps[rank][: FAULT_STEP + 3], f"rank {rank}"
         assert_kept_processes(result, 0, 1, 2)
+
+
+def test_without_the_option_a_container_may_have_many(tmp_path: Path) -> None:
+    assert "--max_restarts" not in UNSAID
+    with running(tmp_path, "recover-in-place", start=UNSAID) as chain:
+        pods = begin(chain, *TWICE)
+        chain.pace.allow(STEPS)
+        result = chain.ends()
+        assert chain.uids() == pods
+        first, second = chain.incidents(2)
+    assert_same_end(result)
+    assert_kept_processes(result, 0, 1)
+    assert_told(first, "recover-in-place", {3})
+    assert_told(second, "recover-in-place", {2})
 
 
 def test_a_job_that_may_be_retried_goes_on_in_a_new_container(tmp_path: Path) -> None:
