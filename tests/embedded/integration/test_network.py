@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -206,6 +208,26 @@ def test_probes_reach_a_pod_in_its_network(tmp_path: Path) -> None:
             await cluster.until("server", lambda p: p["status"].get("containerStatuses", [{}])[0].get("ready"))
 
     run(main())
+
+
+ROUTES = """
+from evertrain.embedded import kernel
+from evertrain.embedded.network.rtnetlink import Rtnetlink
+kernel.become_own_user_namespace()
+kernel.unshare(kernel.CLONE_NEWNET)
+link = Rtnetlink()
+link.switch("lo", True)
+link.add_address("lo", "10.68.0.7", 32)
+link.add_route("10.73.0.0/16", "lo", 100)
+link.add_route("0.0.0.0/0", "lo", 100)
+link.add_route("128.0.0.0/1", "lo")
+print(*sorted({str(each) for each in link.routes() if not each.is_loopback}))
+"""
+
+
+def test_routes_of_all_tables_and_addresses_without_a_network_are_seen() -> None:
+    done = subprocess.run([sys.executable, "-c", ROUTES], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "10.68.0.7/32 10.73.0.0/16\n", done.stderr
 
 
 def test_nothing_is_left_of_a_network_whose_holder_is_killed() -> None:

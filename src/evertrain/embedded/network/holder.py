@@ -81,8 +81,9 @@ def serve(connection: socket.socket, last: str) -> None:
 
 def _claim(last: str) -> tuple[socket.socket, plan.Block]:
     """A block of addresses that nobody else here uses; it is ours as long as the socket is open."""
-    with open("/proc/net/route") as file:
-        used = plan.routes(file.read())
+    machine = Rtnetlink()
+    used = machine.routes()
+    machine.close()
     for block in plan.blocks(used, last):
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

@@ -102,13 +102,7 @@ def blocks(used: Collection[IPv4Network], last: str = "") -> Iterator[Block]:
             yield block
 
 
-def routes(text: str) -> list[IPv4Network]:
-    """Those of /proc/net/route, without the one to everywhere."""
-    found = []
-    for line in text.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 7:
-            network, mask = (int.from_bytes(bytes.fromhex(fields[place]), "little") for place in (1, 7))
-            if mask:
-                found.append(IPv4Network((network & mask, mask.bit_count())))
-    return found
+def hardware(address: str) -> bytes:
+    """The hardware address of the NIC that has this one, always the same: nobody who knew it has to learn another when
+    its owner is made anew."""
+    return b"\x02\x00" + IPv4Address(address).packed

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _NEWROUTE = 16, 17, 18, 20, 24
+_NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR, _NEWROUTE, _GETROUTE = 16, 17, 18, 20, 21, 24, 26
 _REQUEST, _ACK, _DUMP, _EXCL, _CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
 _ERROR, _DONE = 2, 3
 _IFNAME, _MTU, _MASTER, _LINKINFO, _STATS64, _NETNS_FD = 3, 4, 10, 18, 23, 28
@@ -21,8 +21,9 @@ _INFO_KIND, _INFO_DATA, _PEER = 1, 2, 1
 _LOCAL, _ADDRESS = 2, 1
 _DST, _OIF = 1, 4
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
-_MAIN, _BOOT, _LINK_SCOPE, _UNICAST = 254, 3, 253, 1
+MAIN, _BOOT, _LINK_SCOPE, _UNICAST = 254, 3, 253, 1
 _HEADER, _LINK, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BxHiII"), struct.Struct("=HH")
+_ROUTE = struct.Struct("=BBBBBBBBI")
 _LARGEST = 1 << 17
 MTU = 65535
 """As large as it gets, like that of the loopback interface: nothing here has to fit on a real cable."""
@@ -82,16 +83,27 @@ class Rtnetlink:
         head = struct.pack("=BBBBI", socket.AF_INET, prefix, 0, 0, self.index(name))
         self._ask(_NEWADDR, _ACK | _CREATE | _EXCL, head + _attribute(_LOCAL, packed) + _attribute(_ADDRESS, packed))
 
-    def add_route(self, network: str, name: str) -> None:
+    def add_route(self, network: str, name: str, table: int = MAIN) -> None:
         """Whoever is in the network is reached over that interface, without anybody between."""
         target = ipaddress.IPv4Network(network)
-        head = struct.pack("=BBBBBBBBI", socket.AF_INET, target.prefixlen, 0, 0, _MAIN, _BOOT, _LINK_SCOPE, _UNICAST, 0)
+        head = _ROUTE.pack(socket.AF_INET, target.prefixlen, 0, 0, table, _BOOT, _LINK_SCOPE, _UNICAST, 0)
         found = _attribute(_DST, target.network_address.packed) + _number(_OIF, self.index(name))
         self._ask(_NEWROUTE, _ACK | _CREATE | _EXCL, head + found)
 
-    def _new_link(self, name: str, info: bytes) -> None:
-        body = _LINK.pack(0, 0, 0, 0, 0) + _text(_IFNAME, name) + _number(_MTU, MTU) + _attribute(_LINKINFO, info)
-        self._ask(_NEWLINK, _ACK | _CREATE | _EXCL, body)
+    def routes(self) -> list[ipaddress.IPv4Network]:
+        """To where, by all tables, without the one to everywhere, which may be in two halves. Addresses of this machine
+        are among them: each has a route of its own, in the table `local`."""
+        asked = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
+        found = []
+        for body in self._ask(_GETROUTE, _DUMP, asked):
+            length = _ROUTE.unpack_from(body)[1]
+            if length > 1 and (target := _attributes(body, _ROUTE.size).get(_DST)):
+                found.append(ipaddress.IPv4Network((target, length)))
+        return found
+
+    def _new_link(self, name: str, info: bytes, more: bytes = b"") -> None:
+        body = _LINK.pack(0, 0, 0, 0, 0) + _text(_IFNAME, name) + _number(_MTU, MTU) + more
+        self._ask(_NEWLINK, _ACK | _CREATE | _EXCL, body + _attribute(_LINKINFO, info))
 
     def _ask(self, kind: int, flags: int, body: bytes) -> list[bytes]:
         """The bodies of the answer. Raises OSError."""
@@ -127,19 +139,21 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def _interface(body: bytes) -> Interface:
     _, _, index, flags, _ = _LINK.unpack_from(body)
-    name, received, sent = "", 0, 0
-    offset = _LINK.size
+    found = _attributes(body, _LINK.size)
+    name = found.get(_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
+    _, _, received, sent = struct.unpack_from("=QQQQ", found.get(_STATS64, bytes(32)))
+    return Interface(index, name, bool(flags & _IFF_UP), bool(flags & _IFF_LOWER_UP), received, sent)
+
+
+def _attributes(body: bytes, offset: int) -> dict[int, bytes]:
+    found = {}
     while offset + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, offset)
         if length < _ATTRIBUTE.size:
             break
-        value = body[offset + _ATTRIBUTE.size : offset + length]
-        if kind == _IFNAME:
-            name = value.rstrip(b"\0").decode(errors="replace")
-        elif kind == _STATS64:
-            _, _, received, sent = struct.unpack_from("=QQQQ", value)
+        found[kind] = body[offset + _ATTRIBUTE.size : offset + length]
         offset += (length + 3) & ~3
-    return Interface(index, name, bool(flags & _IFF_UP), bool(flags & _IFF_LOWER_UP), received, sent)
+    return found
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
