@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from evertrain import aio
+from evertrain.embedded.network import plan
 from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.power import CUT, JOINED, without
 from evertrain.kube.port import POD, SERVICE
 from tests.embedded.networks import needs_networks
-from tests.embedded.nodes import SmallCluster, pod, run, small_cluster
+from tests.embedded.nodes import SmallCluster, pod, run, small_cluster, soon
 
 SERVE = """
 import socket, sys
@@ -91,24 +92,122 @@ def test_pods_on_the_same_port_reach_each_other_and_nothing_else(tmp_path: Path)
     run(main())
 
 
+LEADER = {"metadata": {"labels": {"role": "leader"}}}
+"""Of the pod that the Service selects."""
+
+
+async def service(cluster: SmallCluster) -> str:
+    """Its address; leader.default.svc is its name."""
+    made = await cluster.kube.create(
+        SERVICE,
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "leader", "namespace": "default"},
+            "spec": {"selector": {"role": "leader"}, "ports": [{"port": 2222}]},
+        },
+    )
+    return str(made["spec"]["clusterIP"])
+
+
 def test_a_service_is_reached_at_its_address(tmp_path: Path) -> None:
     async def main() -> None:
         async with networked(tmp_path) as cluster:
-            made = await cluster.kube.create(
-                SERVICE,
-                {
-                    "apiVersion": "v1",
-                    "kind": "Service",
-                    "metadata": {"name": "leader", "namespace": "default"},
-                    "spec": {"selector": {"role": "leader"}, "ports": [{"port": 2222}]},
-                },
-            )
-            service = made["spec"]["clusterIP"]
-            labels = {"metadata": {"labels": {"role": "leader"}}}
-            await cluster.create(python("leader", SERVE, "the leader", **labels))
+            there = await service(cluster)
+            await cluster.create(python("leader", SERVE, "the leader", **LEADER))
             await cluster.create(python("client", ASK, "leader.default.svc", node=1))
             await says(cluster, "client", "heard the leader")
-            assert address(cluster, "leader") == service
+            assert address(cluster, "leader") == there
+
+    run(main())
+
+
+WITH_AN_EYE_ON_ITS_ADDRESS = """
+import socket, sys, threading, time
+def watch():
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind((sys.argv[2], 0))
+            except OSError:
+                open(sys.argv[3], "w").close()
+                return
+        time.sleep(0.02)
+threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+def test_the_pod_that_follows_one_on_a_cut_node_is_reached_at_the_address_of_the_service(tmp_path: Path) -> None:
+    """And stays so when the node is back, which doesn't know yet that its pod is no more."""
+    lost = tmp_path / "lost"
+    old = WITH_AN_EYE_ON_ITS_ADDRESS + SERVE
+
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            there = await service(cluster)
+            await cluster.create(python("leader", old, "the old leader", there, str(lost), **LEADER))
+            await cluster.create(python("client", ASK, "leader.default.svc", node=1))
+            await says(cluster, "client", "heard the old leader")
+            await cluster.nodes["node-0"].plug(CUT)
+            await cluster.kube.delete(POD, "leader", "default", grace=0)
+            await cluster.gone("leader")
+            cut = len(await cluster.log("client"))
+            assert not lost.exists()
+            await cluster.create(python("leader", SERVE, "the new leader", node=1, **LEADER))
+            await soon(lost.exists, 60)
+            heard = await says(cluster, "client", "heard the new leader", cut)
+            assert address(cluster, "leader") == there
+            await cluster.nodes["node-0"].plug(JOINED)
+            for _ in range(20):
+                heard = await says(cluster, "client", "heard the new leader", heard)
+            assert "old" not in (await cluster.log("client"))[heard:]
+
+    run(main())
+
+
+KNOW = """
+import socket, sys, time
+for address in sys.argv[1:]:
+    while True:
+        try:
+            socket.create_connection((address, 2222), 1).close()
+            break
+        except ConnectionRefusedError:
+            break
+        except OSError:
+            time.sleep(0.05)
+before = {}
+while True:
+    with open("/proc/net/arp") as file:
+        known = {line.split()[0]: line.split()[3] for line in list(file)[1:]}
+    for address in sys.argv[1:]:
+        if known.get(address) != before.get(address):
+            print(address, "is", known.get(address), flush=True)
+    before = known
+    time.sleep(0.02)
+"""
+"""Speaks to the addresses once, and says which hardware addresses they have as far as it knows, then and later."""
+
+
+def test_who_knew_an_address_learns_at_once_who_has_it_now(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            fabric = cluster.machine.fabric
+            assert fabric is not None
+            there, switch = await service(cluster), fabric.block.switch
+            for number, node in enumerate((0, 1, 0)):
+                made = await cluster.create(python("leader", SERVE, "x", node=node, **LEADER))
+                await says(cluster, "leader", "ready")
+                if not number:
+                    await cluster.create(python("quiet", KNOW, there, switch, node=1))
+                own = cluster.machine.addresses.own(made["metadata"]["uid"], node)
+                await says(cluster, "quiet", f"{there} is {plan.hardware(own).hex(':')}")
+                await cluster.kube.delete(POD, "leader", "default", grace=0)
+                await cluster.gone("leader")
+            await cluster.nodes["node-0"].plug(CUT)
+            await cluster.create(python("later", KNOW, switch, node=1))
+            for name in ("quiet", "later"):
+                await says(cluster, name, f"{switch} is {plan.hardware(switch).hex(':')}")
 
     run(main())
 

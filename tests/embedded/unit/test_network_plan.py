@@ -45,3 +45,15 @@ def test_a_pod_with_the_address_of_a_service_has_one_of_its_node_beside_it() -> 
     assert book.take("b", 1) == "10.68.1.3" == book.own("b", 1)
     book.release("a")
     assert book.take("c", 1, ["10.70.0.9"]) == "10.70.0.9"
+
+
+def test_a_pod_that_is_no_more_keeps_no_address_from_its_successor() -> None:
+    """It may be on a node that is cut off, which doesn't hear of its end."""
+    there = {"first", "second"}
+    book = Addresses(BLOCK.plan, there.__contains__)
+    assert book.take("first", 0, ["10.70.0.9"]) == "10.70.0.9"
+    assert book.take("second", 1, ["10.70.0.9"]) == "10.68.1.2", "as long as the first is there"
+    there ^= {"first", "third"}
+    assert book.take("third", 1, ["10.70.0.9"]) == "10.70.0.9"
+    book.release("first")
+    assert book.take("fourth", 1, ["10.70.0.9"]) == "10.68.1.3", "it is the third's now"

@@ -24,9 +24,9 @@ SEEN = 60.0
 EVERYBODY = ()
 
 
-def cut(chain: Chain) -> str:
-    """The node of the second pod, in the middle of the training."""
-    node = chain.node(1)
+def cut(chain: Chain, pod: int = 1) -> str:
+    """The node of that pod, in the middle of the training."""
+    node = chain.node(pod)
     assert chain.up.evertrain("node", "cut", node).stdout == f"{node} cut off\n"
     chain.pace.allow(STEPS)
     return node
@@ -66,20 +66,24 @@ def test_a_node_is_cut_off_and_joined_again(tmp_path: Path, program: tuple[str, 
     assert found[-1]["outcome"] == "recovered" and found[-1]["decision"] in strategies, found[-1]
 
 
-def test_a_node_that_stays_cut_off_is_left(tmp_path: Path) -> None:
-    """Its pod starts again elsewhere; when the node is back, it ends what it still has."""
-    with running(tmp_path, "recover", "--own-network", "--node-grace", "15") as chain:
+@pytest.mark.parametrize("pod", [1, 0], ids=["a-pod", "the-first-pod"])
+def test_a_node_that_stays_cut_off_is_left(tmp_path: Path, pod: int) -> None:
+    """Its pod starts again elsewhere, the first one where the others look for it: at the address of its Service. When
+    the node is back, it ends what it still has."""
+    options = ("--own-network", "--node-grace", "15")
+    with running(tmp_path, "recover", *options, TTP_RETRY_TIMES="60") as chain:
         pods = begin(chain)
-        left = [psutil.Process(pid) for pid in chain.training(1)]
-        node = cut(chain)
+        left = [psutil.Process(pid) for pid in chain.training(pod)]
+        node = cut(chain, pod)
         result = chain.ends()
         now = chain.uids()
-        assert now[0] == pods[0] and now[1] != pods[1]
-        assert chain.node(1) not in (node, chain.node(0))
+        assert now[1 - pod] == pods[1 - pod] and now[pod] != pods[pod]
+        assert chain.node(pod) not in (node, chain.node(1 - pod))
         assert all(process.is_running() for process in left), "nobody could tell them"
         found = chain.incidents()
         chain.up.evertrain("node", "join", node)
         chain.until(lambda: not any(process.is_running() for process in left), "the end of what was left there")
     assert_same_end(result)
-    assert_kept_processes(result, 0, 1)
-    assert_told(found[-1], "recover", {2, 3})
+    survivors, ranks = ((0, 1), {2, 3}) if pod else ((2, 3), {0, 1})
+    assert_kept_processes(result, *survivors)
+    assert_told(found[-1], "recover", ranks)

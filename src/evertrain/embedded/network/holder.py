@@ -24,10 +24,12 @@ import array
 import contextlib
 import errno
 import gc
+import ipaddress
 import json
 import os
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -43,6 +45,9 @@ BACKLOG = 1024
 RAILS = range(plan.RAILS)
 MACHINE = "eth-machine"
 PLUG = "pod"
+ALONE = 32
+"""The prefix of an address that says nothing about others."""
+ARP, IPV4, ETHERNET, ARP_REQUEST = 0x0806, 0x0800, 1, 1
 LOCK = "\0evertrain-network-{}"
 
 
@@ -135,10 +140,13 @@ class World:
         self.space = Namespace.here()
         self._nodes: dict[int, Node] = {}
         self._pods: dict[str, int] = {}
+        self._services: dict[str, str] = {}
+        """Which pod has the address of a Service."""
         _no_ipv6()
         self.space.inside.switch("lo", True)
         for rail in RAILS:
-            self.space.inside.add_bridge(_switch(rail))
+            own = self.block.second(block.switch) if rail else block.switch
+            self.space.inside.add_bridge(_switch(rail), plan.hardware(own))
             self.space.inside.switch(_switch(rail), True)
         self.space.inside.add_address(_switch(0), block.switch, block.rails[0].prefixlen)
         self.unreachable = _refusal(lambda: self._connect(machine)) if rights else "only root may connect the two"
@@ -156,6 +164,7 @@ class World:
                 descriptor = self._pods.pop(order["pod"], None)
                 if descriptor is not None:
                     os.close(descriptor)
+                self._services = {address: pod for address, pod in self._services.items() if pod != order["pod"]}
             case "address":
                 self._own_address(order["address"])
             case "listen":
@@ -182,9 +191,14 @@ class World:
         return self._nodes[index]
 
     def _socket_of(self, index: int) -> int:
-        kernel.enter(self._node(index).space.descriptor, kernel.CLONE_NEWNET)
-        try:
+        with self._within(self._node(index).space.descriptor):
             return socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP).detach()
+
+    @contextlib.contextmanager
+    def _within(self, space: int) -> Iterator[None]:
+        kernel.enter(space, kernel.CLONE_NEWNET)
+        try:
+            yield
         finally:
             kernel.enter(self.space.descriptor, kernel.CLONE_NEWNET)
 
@@ -213,12 +227,12 @@ class World:
                 self.space.inside.add_cable(_port(index, rail), _nic(rail), space.descriptor)
                 self.space.inside.plug(_port(index, rail), _switch(rail))
                 self.space.inside.switch(_port(index, rail), True)
-                space.inside.add_bridge(_bridge(rail))
+                address = self.block.plan.host(index)
+                own = self.block.second(address) if rail else address
+                space.inside.add_bridge(_bridge(rail), plan.hardware(own))
                 space.inside.plug(_nic(rail), _bridge(rail))
                 for name in (_nic(rail), _bridge(rail)):
                     space.inside.switch(name, True)
-                address = self.block.plan.host(index)
-                own = self.block.second(address) if rail else address
                 space.inside.add_address(_bridge(rail), own, self.block.rails[rail].prefixlen)
             space.inside.add_route(str(self.block.plan.services), _bridge(0))
         self._nodes[index] = Node(space)
@@ -233,21 +247,51 @@ class World:
             os.close(descriptor)
         node = self._node(index)
         node.pods += 1
+        own, *services = addresses
+        for address in services:
+            self._withdraw(address)
         with self._new() as space:
             for rail in RAILS:
                 name, plug = _eth(rail), f"{PLUG}{node.pods}-{rail}"
-                node.space.inside.add_cable(plug, name, space.descriptor)
+                hardware = plan.hardware(self.block.second(own) if rail else own)
+                node.space.inside.add_cable(plug, name, space.descriptor, hardware)
                 node.space.inside.plug(plug, _bridge(rail))
                 node.space.inside.switch(plug, rail not in node.pulled)
                 space.inside.switch(name, True)
             rails = self.block.rails
-            for number, address in enumerate(addresses):
-                space.inside.add_address(_eth(0), address, 32 if number else rails[0].prefixlen)
-            space.inside.add_address(_eth(1), self.block.second(addresses[0]), rails[1].prefixlen)
+            space.inside.add_address(_eth(0), own, rails[0].prefixlen)
+            for address in services:
+                space.inside.add_address(_eth(0), address, ALONE)
+            space.inside.add_address(_eth(1), self.block.second(own), rails[1].prefixlen)
             space.inside.add_route(str(self.block.plan.services), _eth(0))
         space.inside.close()
         self._pods[pod] = space.descriptor
+        for address in services:
+            self._services[address] = pod
+            self._announce(address, plan.hardware(own))
         return space.descriptor
+
+    def _withdraw(self, address: str) -> None:
+        """The address of a Service, from the pod that has it so far. That may be one which nobody can reach, and which
+        doesn't know that it is no more."""
+        descriptor = self._pods.get(self._services.pop(address, ""))
+        if descriptor is None:
+            return
+        with self._within(descriptor):
+            before = Rtnetlink()
+        with contextlib.suppress(OSError):
+            before.remove_address(_eth(0), address, ALONE)
+        before.close()
+
+    def _announce(self, address: str, hardware: bytes) -> None:
+        """To all nodes and pods: who has the address now (ARP). They would go on for half a minute and more with who
+        had it before. It comes from the switch, for bridges believe that whoever says something is where it comes
+        from, and it can't come from the pod yet: its port of the node's bridge is not open at once."""
+        packed, sender = ipaddress.IPv4Address(address).packed, plan.hardware(self.block.switch)
+        head = struct.pack("!6s6sHHHBBH", b"\xff" * 6, sender, ARP, ETHERNET, IPV4, 6, 4, ARP_REQUEST)
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as made:
+            made.bind((_switch(0), 0))
+            made.send(head + hardware + packed + bytes(6) + packed)
 
     @contextlib.contextmanager
     def _new(self) -> Iterator[Namespace]:

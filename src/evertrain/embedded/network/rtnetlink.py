@@ -16,7 +16,7 @@ from dataclasses import dataclass
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR, _NEWROUTE, _GETROUTE = 16, 17, 18, 20, 21, 24, 26
 _REQUEST, _ACK, _DUMP, _EXCL, _CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
 _ERROR, _DONE = 2, 3
-_IFNAME, _MTU, _MASTER, _LINKINFO, _STATS64, _NETNS_FD = 3, 4, 10, 18, 23, 28
+_HARDWARE, _IFNAME, _MTU, _MASTER, _LINKINFO, _STATS64, _NETNS_FD = 1, 3, 4, 10, 18, 23, 28
 _INFO_KIND, _INFO_DATA, _PEER = 1, 2, 1
 _LOCAL, _ADDRESS = 2, 1
 _DST, _OIF = 1, 4
@@ -58,12 +58,15 @@ class Rtnetlink:
         answer = self._ask(_GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0) + _text(_IFNAME, name))
         return _interface(next(iter(answer))).index
 
-    def add_bridge(self, name: str) -> None:
-        self._new_link(name, _text(_INFO_KIND, "bridge"))
+    def add_bridge(self, name: str, hardware: bytes) -> None:
+        """Without a hardware address of its own it would have one of those plugged in, and another when that goes."""
+        self._new_link(name, _text(_INFO_KIND, "bridge"), _attribute(_HARDWARE, hardware))
 
-    def add_cable(self, name: str, other: str, other_namespace: int) -> None:
-        """Two ends of which packets come out that go in at the other; the `other` one in that namespace."""
+    def add_cable(self, name: str, other: str, other_namespace: int, hardware: bytes = b"") -> None:
+        """Two ends of which packets come out that go in at the other; the `other` one in that namespace, with that
+        hardware address if one is given."""
         ends = _text(_IFNAME, other) + _number(_MTU, MTU) + _number(_NETNS_FD, other_namespace)
+        ends += _attribute(_HARDWARE, hardware) if hardware else b""
         peer = _attribute(_PEER, _LINK.pack(0, 0, 0, 0, 0) + ends)
         self._new_link(name, _text(_INFO_KIND, "veth") + _attribute(_INFO_DATA, peer))
 
@@ -79,9 +82,15 @@ class Rtnetlink:
         self._ask(_NEWLINK, _ACK, _LINK.pack(0, 0, self.index(name), 0, 0) + _number(_MASTER, master))
 
     def add_address(self, name: str, address: str, prefix: int) -> None:
+        self._ask(_NEWADDR, _ACK | _CREATE | _EXCL, self._address(name, address, prefix))
+
+    def remove_address(self, name: str, address: str, prefix: int) -> None:
+        self._ask(_DELADDR, _ACK, self._address(name, address, prefix))
+
+    def _address(self, name: str, address: str, prefix: int) -> bytes:
         packed = ipaddress.IPv4Address(address).packed
         head = struct.pack("=BBBBI", socket.AF_INET, prefix, 0, 0, self.index(name))
-        self._ask(_NEWADDR, _ACK | _CREATE | _EXCL, head + _attribute(_LOCAL, packed) + _attribute(_ADDRESS, packed))
+        return head + _attribute(_LOCAL, packed) + _attribute(_ADDRESS, packed)
 
     def add_route(self, network: str, name: str, table: int = MAIN) -> None:
         """Whoever is in the network is reached over that interface, without anybody between."""

@@ -6,7 +6,7 @@ other, and so whoever connects to the Service reaches the pod.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address
 
 from evertrain.embedded import matching
@@ -21,15 +21,19 @@ class Exhausted(Exception):
 class Addresses:
     """Who has which address. Shared by all nodes."""
 
-    def __init__(self, plan: Plan = LOOPBACK) -> None:
+    def __init__(self, plan: Plan = LOOPBACK, exists: Callable[[str], bool] = lambda uid: True) -> None:
+        """`exists`: is there still a pod with that uid? What is left of one on a node that can't be reached doesn't
+        count."""
         self.plan = plan
+        self._exists = exists
         self._holders: dict[str, str] = {}
         self._next: dict[int, int] = {}
 
     def take(self, uid: str, index: int, wishes: Iterable[str] = ()) -> str:
         """The first wish that is free, else one of the node's."""
         for wish in wishes:
-            if wish in self.plan and self._holders.get(wish, uid) == uid:
+            holder = self._holders.get(wish, uid)
+            if wish in self.plan and (holder == uid or not self._exists(holder)):
                 self._holders[wish] = uid
                 return wish
         return self.own(uid, index)

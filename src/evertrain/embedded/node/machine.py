@@ -31,7 +31,7 @@ class Machine:
         self.kube = kube
         self.folder = folder
         self.fabric = fabric
-        self.addresses = Addresses(plan)
+        self.addresses = Addresses(plan, lambda uid: bool(self.pods.select("uid", uid)))
         self.watcher = logs.Watcher()
         self.recorder = Recorder(kube, "kubelet")
         self.pods = Cache(kube, POD)
@@ -41,6 +41,7 @@ class Machine:
         self._secrets = Cache(kube, SECRET)
         self._running: dict[str, VirtualNode] = {}
         self.pods.index("node", lambda pod: (pod.get("spec") or {}).get("nodeName"))
+        self.pods.index("uid", lambda pod: pod["metadata"]["uid"])
         self.pods.listen(self._pod_changed)
         self.nodes.listen(self._node_changed)
         self._config_maps.listen(lambda before, after: self._source_changed("ConfigMap", before, after))
