@@ -309,6 +309,32 @@ def test_probes_reach_a_pod_in_its_network(tmp_path: Path) -> None:
     run(main())
 
 
+WITHOUT_NETWORKS = """
+import ctypes, os, sys
+PR_CAPBSET_DROP, CAP_NET_ADMIN = 24, 12
+if ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_NET_ADMIN, 0, 0, 0) != 0:
+    raise OSError("prctl")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts a program that may make namespaces and mounts, but not change networks, as `--cap-add SYS_ADMIN` of Docker."""
+START = """
+from evertrain import aio
+from evertrain.embedded.network.fabric import Fabric
+async def main():
+    fabric = await Fabric.start()
+    print(fabric.unreachable)
+    fabric.close()
+aio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to give up")
+def test_who_may_change_mounts_but_not_networks_has_some_in_a_user_namespace() -> None:
+    command = [sys.executable, "-c", WITHOUT_NETWORKS, sys.executable, "-c", START]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "only root may connect the two\n", done.stderr
+
+
 ROUTES = """
 from evertrain.embedded import kernel
 from evertrain.embedded.network.rtnetlink import Rtnetlink

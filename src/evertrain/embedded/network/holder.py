@@ -368,6 +368,7 @@ def _may_change_networks() -> bool:
         try:
             kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWNS)
             kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+            Rtnetlink().switch("lo", True)
             code = 0
         except OSError:
             pass
