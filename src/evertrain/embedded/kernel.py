@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -86,6 +87,13 @@ def die_with_parent(number: int, parent: int | None) -> None:
     _check(_libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl")
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)  # it ended before we asked
+
+
+def raise_limit_of_descriptors() -> None:
+    """To what the process may have; the usual 1024 are soon used up."""
+    with contextlib.suppress(ValueError, OSError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def become_subreaper() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -307,6 +308,24 @@ def test_probes_reach_a_pod_in_its_network(tmp_path: Path) -> None:
             await cluster.until("server", lambda p: p["status"].get("containerStatuses", [{}])[0].get("ready"))
 
     run(main())
+
+
+def test_a_network_has_room_for_more_pods_than_the_usual_limit_of_descriptors() -> None:
+    async def main() -> None:
+        usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+        low = len(os.listdir("/proc/self/fd")) + 20
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, usual[1]))
+        try:
+            fabric = await Fabric.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        await fabric.add_node(0)
+        addresses = fabric.block.plan.pods(0)
+        for number in range(low):
+            os.close(await fabric.add_pod(str(number), 0, [addresses[number]]))
+        fabric.close()
+
+    aio.run(main())
 
 
 WITHOUT_NETWORKS = """

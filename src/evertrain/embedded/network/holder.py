@@ -55,6 +55,7 @@ def main(arguments: list[str]) -> None:
     """The descriptor of the socket, the process id of who started us, the block of addresses of the last time."""
     connection = socket.socket(fileno=int(arguments[0]))
     kernel.die_with_parent(signal.SIGKILL, int(arguments[1]))
+    kernel.raise_limit_of_descriptors()
     os.setsid()
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evertrain import aio
+from evertrain.embedded import kernel
 from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.network.plan import LOOPBACK, Plan
 from evertrain.embedded.node import logs, volumes
@@ -48,7 +47,7 @@ class Machine:
         self._secrets.listen(lambda before, after: self._source_changed("Secret", before, after))
 
     async def run(self) -> None:
-        _raise_limits()
+        kernel.raise_limit_of_descriptors()  # a container costs one
         caches = (self.pods, self.nodes, self.services, self._config_maps, self._secrets)
         async with aio.TaskGroup() as tasks:
             for cache in caches:
@@ -99,10 +98,3 @@ class Machine:
             for worker in node.workers():
                 if worker.namespace == namespace and (kind, name) in volumes.sources(worker.pod):
                     worker.refresh()
-
-
-def _raise_limits() -> None:
-    """A container costs a descriptor; the usual 1024 are soon used up."""
-    with contextlib.suppress(ValueError, OSError):
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
