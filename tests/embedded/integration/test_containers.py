@@ -9,20 +9,37 @@ import pytest
 
 from evertrain import aio
 from evertrain.embedded.network import plan
+from evertrain.embedded.network.fabric import Fabric
 from evertrain.kube.port import POD
+from tests.embedded.networks import needs_networks
 from tests.embedded.nodes import conditions, pod, processes, ready, run, small_cluster, soon
 
 ISOLATED = [True, False]
+DESCRIPTORS = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
 
 
 @pytest.mark.parametrize("isolate", ISOLATED)
 def test_a_program_gets_its_three_streams_and_no_line_to_the_cluster(tmp_path: Path, isolate: bool) -> None:
     async def main() -> None:
         async with small_cluster(tmp_path, isolate=isolate) as cluster:
-            script = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
-            await cluster.create(pod("a", "python", "-c", script))
+            await cluster.create(pod("a", "python", "-c", DESCRIPTORS))
             await cluster.phase("a", "Succeeded")
             assert await cluster.log("a") == "[0, 1, 2, 3]\n"  # 3 is the directory itself
+
+    run(main())
+
+
+@needs_networks
+def test_nor_one_to_its_network(tmp_path: Path) -> None:
+    async def main() -> None:
+        fabric = await Fabric.start()
+        try:
+            async with small_cluster(tmp_path, fabric=fabric) as cluster:
+                await cluster.create(pod("a", "python", "-c", DESCRIPTORS))
+                await cluster.phase("a", "Succeeded")
+                assert await cluster.log("a") == "[0, 1, 2, 3]\n"
+        finally:
+            fabric.close()
 
     run(main())
 

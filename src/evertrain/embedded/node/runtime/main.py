@@ -41,6 +41,8 @@ class Runtime:
     def __init__(self, connection: socket.socket, trial: str, users: int) -> None:
         self._connection = connection
         self._users = users
+        if users >= 0:
+            os.set_inheritable(users, False)  # for us, not for the containers' own processes
         self._own_mounts, self._own_pids = self._prepare(trial)
         if self._own_pids:
             self._move_to_own_pid_namespace()
