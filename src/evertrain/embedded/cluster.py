@@ -37,7 +37,7 @@ from evertrain.embedded.controllers.removal import Removal
 from evertrain.embedded.fleet import Fleet
 from evertrain.embedded.network import choice
 from evertrain.embedded.network.choice import Shared
-from evertrain.embedded.network.fabric import Fabric, NotAllowed
+from evertrain.embedded.network.fabric import WHAT, Fabric, NotAllowed
 from evertrain.embedded.network.plan import LOOPBACK
 from evertrain.embedded.node.config import NodeConfig
 from evertrain.embedded.node.machine import Machine
@@ -124,6 +124,7 @@ class Cluster:
         self.own_network = False
         """Have pods one?"""
         self._environment: dict[str, str] = {}
+        self._broken = ""
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Cluster:
@@ -145,7 +146,12 @@ class Cluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        """Raises OSError if the cluster had to end before it was told to."""
+        try:
+            await self._stack.aclose()
+        finally:
+            if self._broken:
+                raise OSError(self._broken)
 
     async def _start(self) -> None:
         """What is started here is ended in the opposite order: whoever makes and places pods first, then the nodes with
@@ -204,7 +210,26 @@ class Cluster:
         await stack.enter_async_context(fleet)
         await stack.enter_async_context(_running(parts))
         write_kubeconfig(self.kubeconfig, server.url, keys, name=NAME)
+        if fabric is not None:
+            await stack.enter_async_context(self._ends_with(fabric))
         claim.announce(instance.Running(os.getpid(), str(self.kubeconfig.absolute()), server.url))
+
+    @contextlib.asynccontextmanager
+    async def _ends_with(self, fabric: Fabric) -> AsyncIterator[None]:
+        """Without it no pod has a network any more, and none can get another."""
+        user = asyncio.current_task()
+        assert user is not None
+
+        async def end() -> None:
+            await fabric.lost()
+            self._broken = f"{WHAT} has ended, and so does the cluster; start it again"
+            user.cancel()
+
+        ending = asyncio.create_task(end())
+        try:
+            yield
+        finally:
+            ending.cancel()
 
     async def _make_network(self) -> Fabric | None:
         """Of the pods' own, if they are to have one. Raises CannotStart."""
@@ -225,6 +250,8 @@ class Cluster:
                 raise CannotStart(f"pods can't have networks of their own: {shared.reason}; {shared.remedy}")
             self.shared = shared
             return None
+        if fabric.unreachable:
+            logger.info("this machine can't reach pods at their addresses: %s", fabric.unreachable)
         self._stack.callback(fabric.close)
         self.own_network = True
         file.write_text(f"{fabric.block.network}\n")

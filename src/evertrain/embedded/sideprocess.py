@@ -20,6 +20,7 @@ from typing import Any
 from evertrain import aio
 
 PATIENCE = 30.0
+LOOK = 1.0
 MAX_MESSAGE = 65536
 MAX_DESCRIPTORS = 4
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,10 +38,12 @@ class Lost(Exception):
 
 
 class SideProcess:
-    def __init__(self, module: str, what: str) -> None:
-        """`what` it is, for messages: "the node's runtime process"."""
+    def __init__(self, module: str, what: str, patience: float | None = PATIENCE) -> None:
+        """`what` it is, for messages: "the node's runtime process". If it takes longer than `patience` to answer a
+        question, it is ended."""
         self._module = module
         self._what = what
+        self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._lock = asyncio.Lock()
@@ -70,7 +73,7 @@ class SideProcess:
             theirs.close()
         self._socket = ours
         try:
-            return await self._receive(ours)
+            return await self._receive(ours, PATIENCE)
         except BaseException:
             self.kill()
             raise
@@ -85,6 +88,11 @@ class SideProcess:
         except asyncio.CancelledError:
             asking.add_done_callback(_drop)
             raise
+
+    async def ended(self) -> None:
+        """Until it doesn't run any more, whoever has ended it."""
+        while self._process is not None and self._process.poll() is None:
+            await asyncio.sleep(LOOK)
 
     def kill(self) -> None:
         process, self._process = self._process, None
@@ -107,7 +115,7 @@ class SideProcess:
                 attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
                 try:
                     connection.sendmsg([json.dumps(order).encode()], attached if descriptors else [])
-                    answer, received = await self._receive(connection)
+                    answer, received = await self._receive(connection, self._patience)
                 except OSError as error:
                     self.kill()
                     raise Lost(f"{self._what} has ended: {error}") from None
@@ -121,12 +129,12 @@ class SideProcess:
             raise OSError(answer.get("number") or 0, answer["error"])
         return answer, received
 
-    async def _receive(self, connection: socket.socket) -> Answer:
+    async def _receive(self, connection: socket.socket, patience: float | None) -> Answer:
         loop = asyncio.get_running_loop()
         self._readable = readable = asyncio.Event()
         loop.add_reader(connection, readable.set)
         try:
-            async with aio.timeout(PATIENCE):
+            async with aio.timeout(patience):
                 await readable.wait()
         except TimeoutError:
             raise Lost(f"{self._what} does not answer") from None

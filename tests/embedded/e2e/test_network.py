@@ -118,6 +118,18 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(user:
     assert codes == [0, 0]
 
 
+@needs_networks
+def test_a_cluster_whose_network_is_gone_says_so_and_ends(tmp_path: Path) -> None:
+    up = Up(tmp_path, "--own-network", "--clusterd-addr", "127.0.0.1:0")
+    try:
+        (holder,) = [each for each in up.pod_processes() if "evertrain.embedded.network.holder" in each.cmdline()[4]]
+        holder.kill()
+        up.wait_for_line("^evertrain up: the process that holds the pods' network has ended, and so does the clus", 60)
+        assert up.process.wait(60) == 1
+    finally:
+        up.end()
+
+
 REFUSED = """
 import contextlib, os, sys
 from evertrain.embedded import kernel

@@ -11,13 +11,14 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from evertrain import aio
 from evertrain.embedded.network import plan
 from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.power import CUT, JOINED, without
-from evertrain.kube.port import POD, SERVICE
+from evertrain.kube.port import POD, SERVICE, Object
 from tests.embedded.networks import needs_networks
 from tests.embedded.nodes import SmallCluster, pod, run, small_cluster, soon
 
@@ -300,14 +301,53 @@ def test_traffic_goes_by_the_nic_whose_address_is_asked(tmp_path: Path) -> None:
     run(main())
 
 
-def test_probes_reach_a_pod_in_its_network(tmp_path: Path) -> None:
+def test_probes_reach_a_pod_in_its_network_as_long_as_there_is_one(tmp_path: Path) -> None:
     async def main() -> None:
         async with networked(tmp_path, 1) as cluster:
-            probe = {"readinessProbe": {"tcpSocket": {"port": 2222}, "periodSeconds": 1}}
+            probe = {"readinessProbe": {"tcpSocket": {"port": 2222}, "periodSeconds": 1, "failureThreshold": 1}}
             await cluster.create(python("server", SERVE, "x", container=probe))
-            await cluster.until("server", lambda p: p["status"].get("containerStatuses", [{}])[0].get("ready"))
+
+            def is_ready(pod: Object) -> bool:
+                return bool(pod["status"].get("containerStatuses", [{}])[0].get("ready"))
+
+            await cluster.until("server", is_ready)
+            assert cluster.machine.fabric is not None
+            cluster.machine.fabric.close()
+            await cluster.until("server", lambda p: not is_ready(p))
+            ended = "the process that holds the pods' network has ended"
+            assert f"Unhealthy: Readiness probe failed: {ended}" in await cluster.events("server")
+            await cluster.create(python("late", SERVE, "x"))
+            async with aio.timeout(60):
+                while f"FailedCreatePodSandBox: {ended}" not in await cluster.events("late"):
+                    await asyncio.sleep(0.05)
 
     run(main())
+
+
+def holders() -> set[int]:
+    """Process ids of ours."""
+    found = psutil.Process().children()
+    return {each.pid for each in found if "evertrain.embedded.network.holder" in " ".join(each.cmdline())}
+
+
+def test_a_network_outlives_an_order_that_nobody_understands_and_its_end_is_noticed() -> None:
+    async def main() -> None:
+        before = holders()
+        fabric = await Fabric.start()
+        (holder,) = holders() - before
+        await fabric.add_node(0)
+        with pytest.raises(OSError, match="ValueError"):
+            await fabric.add_pod("a pod without an address", 0, [])
+        os.close(await fabric.add_pod("another", 0, fabric.block.plan.pods(0)[:1]))
+        lost = asyncio.create_task(fabric.lost())
+        await asyncio.sleep(0)
+        assert not lost.done()
+        psutil.Process(holder).kill()
+        async with aio.timeout(60):
+            await lost
+        fabric.close()
+
+    aio.run(main())
 
 
 def test_a_network_has_room_for_more_pods_than_the_usual_limit_of_descriptors() -> None:

@@ -12,6 +12,8 @@ from evertrain.embedded.network.plan import Block
 from evertrain.embedded.nodestats import Traffic
 from evertrain.embedded.sideprocess import SideProcess
 
+WHAT = "the process that holds the pods' network"
+
 
 class NotAllowed(Exception):
     """This kernel gives us no namespaces for networks: why."""
@@ -31,7 +33,7 @@ class Fabric:
     @classmethod
     async def start(cls, last: str = "") -> Fabric:
         """`last`: the block of addresses of the last time. Raises NotAllowed."""
-        process = SideProcess("evertrain.embedded.network.holder", "the process that holds the pods' network")
+        process = SideProcess("evertrain.embedded.network.holder", WHAT, patience=None)
         hello, descriptors = await process.start(last)
         if hello["error"]:
             process.kill()
@@ -44,6 +46,10 @@ class Fabric:
         if self.users >= 0:
             os.close(self.users)
             self.users = -1
+
+    async def lost(self) -> None:
+        """Until it is gone although nobody has closed it, and all pods are without links."""
+        await self._process.ended()
 
     async def add_node(self, index: int) -> None:
         await self._ask("node", index=index)

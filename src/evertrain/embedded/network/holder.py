@@ -79,6 +79,8 @@ def serve(connection: socket.socket, last: str) -> None:
             answer, descriptors = world.obey(json.loads(data))
         except OSError as error:
             answer, descriptors = {"error": error.strerror or str(error), "number": error.errno}, []
+        except Exception as error:  # an order that we don't understand is no reason to take everybody's network away
+            answer, descriptors = {"error": repr(error)}, []
         _answer(connection, {"error": ""} | answer, descriptors)
         for descriptor in answer.get("passed", ()):
             os.close(descriptor)

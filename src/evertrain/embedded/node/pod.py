@@ -208,7 +208,10 @@ class PodWorker:
         """To a server in the pod. Raises OSError."""
         if self._node.fabric is None:
             return await asyncio.open_connection(host, port, ssl=ssl)
-        made = await self._node.fabric.socket_of(self._node.config.index)
+        try:
+            made = await self._node.fabric.socket_of(self._node.config.index)
+        except Lost as error:
+            raise OSError(str(error)) from None
         try:
             await asyncio.get_running_loop().sock_connect(made, (host, port))
             return await asyncio.open_connection(sock=made, ssl=ssl, server_hostname=host if ssl else None)
@@ -221,12 +224,14 @@ class PodWorker:
         if now < self._volumes_at:
             return self._volumes_at - now
         folder = self.folder / "volumes"
+        reason = "FailedCreatePodSandBox"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "root").mkdir(exist_ok=True)
             if not self._place.pod_ip:
                 self._settle_address()
             await self._join_network()
+            reason = "FailedMount"
+            folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "root").mkdir(exist_ok=True)
             prepared = volumes.prepare(self.pod, folder, self._place, self._node.lookup, self._node.config.host_paths)
             for tmpfs in prepared.tmpfs:
                 await self._mount_memory(tmpfs)
@@ -237,7 +242,6 @@ class PodWorker:
         except (volumes.VolumeError, addresses.Exhausted, OSError, Lost) as error:
             if str(error) != self._volume_complaint:
                 self._volume_complaint = str(error)
-                reason = "FailedCreatePodSandBox" if isinstance(error, addresses.Exhausted) else "FailedMount"
                 self._tell(WARNING, reason, str(error))
             delay, self._volumes_retry = self._volumes_retry, min(MAX_RETRY, self._volumes_retry * 2)
             self._volumes_at = now + delay
