@@ -21,6 +21,7 @@ from evertrain.embedded.power import (
     CUT,
     JOINED,
     NETWORK_ORDER,
+    NETWORK_REFUSED,
     NETWORK_STATE,
     NICS,
     OFF,
@@ -28,8 +29,8 @@ from evertrain.embedded.power import (
     ORDER,
     SHARED,
     STATE,
+    cut_more,
     link,
-    without,
 )
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ async def _main(arguments: argparse.Namespace) -> int:
         if arguments.order == "nics":
             return await _nics(kube, arguments.names, arguments.output)
         for name in arguments.names:
-            nics = getattr(arguments, "nic", ())
-            await _switch(kube, name, arguments.order, without(nics) if nics else "")
+            await _switch(kube, name, arguments.order, getattr(arguments, "nic", ()))
         return 0
     finally:
         await kube.close()
@@ -178,13 +178,11 @@ def _annotation(node: Object, key: str) -> str:
     return str((node["metadata"].get("annotations") or {}).get(key) or "")
 
 
-async def _switch(kube: Connection, name: str, word: str, instead: str = "") -> None:
-    """`instead` of what the order usually wants."""
+async def _switch(kube: Connection, name: str, word: str, nics: Sequence[str] = ()) -> None:
+    """`nics`: cut only these."""
     from evertrain.kube.port import NODE
 
     order, state, wanted, done = WORDS[word]
-    if instead:
-        wanted, done = instead, f"is {instead}"
 
     def answer(node: Object) -> str:
         return _annotation(node, state) or (JOINED if word == "join" else "")
@@ -192,6 +190,8 @@ async def _switch(kube: Connection, name: str, word: str, instead: str = "") -> 
     node = await _node(kube, name)
     if state == NETWORK_STATE and _annotation(node, STATE) == OFF:
         raise UsageError(f"{name} is stopped: it has no network to be cut off from")
+    if word == "cut" and (more := cut_more(_annotation(node, order), nics)) != wanted:
+        wanted, done = more, f"is {more}"
     node = await kube.patch(NODE, name, None, {"metadata": {"annotations": {order: wanted}}})
     if answer(node) != wanted:
         version = node["metadata"]["resourceVersion"]
@@ -201,8 +201,9 @@ async def _switch(kube: Connection, name: str, word: str, instead: str = "") -> 
                 async for change in changes:
                     if answer(change.object) == wanted:
                         break
-                    if answer(change.object).startswith(f"{wanted} "):
-                        raise CommandError(f"{name}: {answer(change.object)}")
+                    if _annotation(change.object, order) != wanted:  # taken back
+                        refused = _annotation(change.object, NETWORK_REFUSED) or "somebody else wants something else"
+                        raise CommandError(f"{name}: {refused}")
         except TimeoutError:
             raise CommandError(f"{name} has not obeyed in {PATIENCE:g} s; does its cluster run?") from None
     print(f"{name} {done}", flush=True)

@@ -18,6 +18,7 @@ from evertrain.embedded.power import (
     CUT,
     JOINED,
     NETWORK_ORDER,
+    NETWORK_REFUSED,
     NETWORK_STATE,
     OFF,
     ON,
@@ -72,7 +73,9 @@ class Fleet:
         self._cables: dict[str, str] = {}
         """By node: what is wanted of them, if anything."""
         self._plugged: dict[str, str] = {}
-        """What came of it, for nodes that run."""
+        """What of them is so, for nodes that run."""
+        self._refused: dict[str, tuple[str, str]] = {}
+        """The last that could not be done, and why."""
         self._running: dict[str, VirtualNode] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
@@ -139,7 +142,10 @@ class Fleet:
         return self._orders.get(name, ON)
 
     def _all_ready(self) -> bool:
-        return all(self._wanted(name) == OFF or _is_ready(self._objects.get(name)) for name in self._changed)
+        return all(
+            self._wanted(name) == OFF or self._cables.get(name) == CUT or _is_ready(self._objects.get(name))
+            for name in self._changed
+        )
 
     async def _keep(self, name: str) -> None:
         """One node through its ons and offs."""
@@ -161,10 +167,10 @@ class Fleet:
         running = asyncio.create_task(node.run())
         try:
             while self._wanted(name) == ON:
-                await self._plug(name, node)
-                await self._note(name)
                 changed = self._changed[name]
                 changed.clear()
+                await self._plug(name, node)
+                await self._note(name)
                 news = asyncio.create_task(changed.wait())
                 await asyncio.wait([running, news], return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
@@ -183,6 +189,7 @@ class Fleet:
                 await running
             self._running.pop(name, None)
             self._plugged.pop(name, None)
+            self._refused.pop(name, None)
 
     async def _plug(self, name: str, node: VirtualNode) -> None:
         """Cut the node off, or join it again, if that is wanted."""
@@ -191,15 +198,21 @@ class Fleet:
             return
         try:
             await node.plug(wanted)
-            self._plugged[name] = wanted
         except (OSError, Lost) as error:
-            self._plugged[name] = f"{wanted} is not possible: {error}"
+            self._refused[name] = wanted, f"{wanted} is not possible: {error}"
             logger.warning("network of node %s: %s is not possible: %s", name, wanted, error)
+        else:
+            self._plugged[name] = wanted
+            self._refused.pop(name, None)
 
     async def _note(self, name: str) -> None:
         """Write down whether the node is on and joined, if that isn't what is written there. A node that is new comes
         later."""
         states = {STATE: ON if name in self._running else OFF, NETWORK_STATE: self._plugged.get(name)}
+        refused, states[NETWORK_REFUSED] = self._refused.get(name, ("", None))
+        if refused and refused == self._cables.get(name):
+            # An order that can't be obeyed doesn't stay, to be obeyed some day when nobody thinks of it any more.
+            states[NETWORK_ORDER] = self._plugged.get(name)
         item = self._objects.get(name)
         if item is None or all(_annotation(item, key) == (state or "") for key, state in states.items()):
             return

@@ -14,6 +14,8 @@ VIRTUAL = "evertrain.dev/virtual"
 NETWORK_ORDER, NETWORK_STATE = "evertrain.dev/network", "evertrain.dev/network-state"
 """The same for its cables: CUT, JOINED, or which NICs have none, in the words of `without`. At first it is joined."""
 JOINED, CUT = "joined", "cut"
+NETWORK_REFUSED = "evertrain.dev/network-refused"
+"""Annotation on a node: the last order for its cables that could not be obeyed, and why. It was taken back."""
 NICS = ("nic0", "nic1")
 SHARED = "its pods are in the network of this machine; start the cluster with --own-network"
 """Why a node has neither."""
@@ -23,6 +25,14 @@ _WITHOUT = "without "
 
 def without(nics: Collection[str]) -> str:
     return _WITHOUT + ",".join(nic for nic in NICS if nic in nics)
+
+
+def cut_more(order: str, nics: Collection[str]) -> str:
+    """The order after which these NICs have no cable either, or, if none is named, the node is cut off. What is cut
+    already stays so."""
+    if order == CUT or not nics:
+        return CUT
+    return without({*nics, *(NICS[number] for number in unplugged(order) or ())})
 
 
 def link(network_state: str, nic: str) -> str:

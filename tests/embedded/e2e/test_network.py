@@ -98,6 +98,7 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(user:
         for order, told, state in (
             (("cut", "--nic", "nic1"), "is without nic1", "without"),
             (("cut",), "cut off", "cut"),
+            (("cut", "--nic", "nic0"), "cut off", "cut"),
             (("join",), "joined", "joined"),
         ):
             assert ups[0].evertrain("node", *order, "node-1").stdout == f"node-1 {told}\n"
@@ -162,6 +163,9 @@ def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_th
         up.until(refused, "pods", "-l", "job-name=second")
         events = up.kubectl("get", "events", "--field-selector=reason=FailedScheduling").stdout
         assert "start the cluster with --own-network" in events
+        for _ in range(2):
+            told = up.evertrain("node", "cut", "node-0", check=False)
+            assert told.returncode == 1 and "cut is not possible: its pods are in the network of this" in told.stderr
         (tmp_path / "first").touch()
         for name in ("first", "second"):
             up.kubectl("wait", "--for=condition=Succeeded", f"acjob/{name}", "--timeout=200s")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -412,6 +413,46 @@ print(*sorted({str(each) for each in link.routes() if not each.is_loopback}))
 def test_routes_of_all_tables_and_addresses_without_a_network_are_seen() -> None:
     done = subprocess.run([sys.executable, "-c", ROUTES], capture_output=True, text=True, timeout=60)
     assert done.stdout == "10.68.0.7/32 10.73.0.0/16\n", done.stderr
+
+
+def test_a_node_that_is_cut_off_when_it_starts_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with networked(tmp_path, 1) as cluster:
+            assert await cluster.machine.nodes.until(lambda: cluster.machine.nodes.get("node-0") is not None, 60)
+            node = cluster.start(1)
+            await node.plug(CUT)
+            await cluster.create(python("client", "print('here')"))
+            await cluster.phase("client", "Succeeded")
+            assert cluster.machine.nodes.get("node-1") is None
+            await node.plug(JOINED)
+            assert await cluster.machine.nodes.until(lambda: cluster.machine.nodes.get("node-1") is not None, 60)
+
+    run(main())
+    assert "cut off" not in caplog.text
+
+
+def test_the_cables_of_a_node_are_changed_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It isn't joined for a moment when more is cut."""
+    orders: list[object] = []
+    usual = Fabric.plug
+
+    async def plug(self: Fabric, index: int, **order: Any) -> None:
+        orders.append(order)
+        await usual(self, index, **order)
+
+    async def main() -> None:
+        async with networked(tmp_path, 1) as cluster:
+            assert await cluster.machine.nodes.until(lambda: cluster.machine.nodes.get("node-0") is not None, 60)
+            monkeypatch.setattr(Fabric, "plug", plug)
+            for wanted in (without(["nic0"]), without(["nic0", "nic1"]), CUT):
+                await cluster.nodes["node-0"].plug(wanted)
+
+    run(main())
+    assert orders == [
+        {"joined": True, "pulled": [0]},
+        {"joined": True, "pulled": [0, 1]},
+        {"joined": False, "pulled": ()},
+    ]
 
 
 def test_nothing_is_left_of_a_network_whose_holder_is_killed() -> None:

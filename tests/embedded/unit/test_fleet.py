@@ -14,10 +14,24 @@ from evertrain.embedded.api.core import Api
 from evertrain.embedded.api.local import LocalKube
 from evertrain.embedded.fleet import Fleet
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import OFF, ON, ORDER, STATE, VIRTUAL
+from evertrain.embedded.power import (
+    CUT,
+    JOINED,
+    NETWORK_ORDER,
+    NETWORK_REFUSED,
+    NETWORK_STATE,
+    OFF,
+    ON,
+    ORDER,
+    STATE,
+    VIRTUAL,
+    cut_more,
+)
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
 from evertrain.kube.port import NODE, AlreadyExists, Kube, Object
+
+CABLES = (NETWORK_ORDER, NETWORK_STATE, NETWORK_REFUSED)
 
 
 class FakeNode:
@@ -27,8 +41,11 @@ class FakeNode:
         self._kube, self.name, self._diary = kube, name, diary
         self._ended = False
         self.fail = asyncio.Event()
+        self.shared = self._cut = False
 
     async def run(self) -> None:
+        if self._cut:
+            await self.fail.wait()
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name}}
         with contextlib.suppress(AlreadyExists):
             await self._kube.create(NODE, node)
@@ -46,6 +63,12 @@ class FakeNode:
     async def stop(self) -> None:
         self._ended = True
         self._diary.append(f"{self.name} ended")
+
+    async def plug(self, wanted: str) -> None:
+        if self.shared:
+            raise OSError("it has no cables")
+        self._cut = wanted == CUT
+        self._diary.append(f"{self.name} {wanted}")
 
     async def log(self, pod: Object, request: LogRequest) -> AsyncIterator[bytes]:
         yield f"{self.name} has it".encode()
@@ -76,15 +99,24 @@ class World:
 
     async def until(self, name: str, power: str) -> None:
         listing = await self.kube.list(NODE)
-        if any(n["metadata"]["name"] == name and _state(n) == power for n in listing.items):
+        if any(n["metadata"]["name"] == name and _annotation(n, STATE) == power for n in listing.items):
             return
         async for change in self.kube.watch(NODE, resource_version=listing.resource_version):
-            if change.object["metadata"]["name"] == name and _state(change.object) == power:
+            if change.object["metadata"]["name"] == name and _annotation(change.object, STATE) == power:
                 return
 
+    async def cables(self, name: str, order: str) -> tuple[str, str, str]:
+        """After that order: what stays of it, what is so, and what is not possible."""
+        node = await self.kube.patch(NODE, name, None, {"metadata": {"annotations": {NETWORK_ORDER: order}}})
+        version = node["metadata"]["resourceVersion"]
+        async for change in self.kube.watch(NODE, resource_version=version, fields=f"metadata.name={name}"):
+            kept, state, refused = (_annotation(change.object, key) for key in CABLES)
+            return kept, state, refused
+        raise AssertionError("nothing has happened")
 
-def _state(node: Object) -> str:
-    return str((node["metadata"].get("annotations") or {}).get(STATE, ""))
+
+def _annotation(node: Object, key: str) -> str:
+    return str((node["metadata"].get("annotations") or {}).get(key, ""))
 
 
 async def read(fleet: Fleet, node: str) -> bytes:
@@ -142,3 +174,45 @@ def test_nodes_of_an_earlier_start_with_more_of_them_are_removed_and_others_are_
             assert names == {"node-0", "node-1", "of-somebody-else"}
 
     aio.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_an_order_for_cables_that_is_refused_is_answered_each_time_and_does_not_stay() -> None:
+    async def scenario() -> None:
+        world = World()
+        async with world.fleet():
+            await world.until("node-0", ON)
+            for node in world.made:
+                node.shared = True
+            for _ in range(2):
+                assert await world.cables("node-0", CUT) == ("", "", "cut is not possible: it has no cables")
+            for node in world.made:
+                node.shared = False
+            assert await world.cables("node-0", CUT) == (CUT, CUT, "")
+            for node in world.made:
+                node.shared = True
+            assert await world.cables("node-0", JOINED) == (CUT, CUT, "joined is not possible: it has no cables")
+
+    aio.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_a_node_that_was_cut_off_is_so_from_the_start_and_nobody_waits_for_it() -> None:
+    async def scenario() -> None:
+        world = World()
+        async with world.fleet():
+            await world.until("node-0", ON)
+            assert await world.cables("node-0", CUT) == (CUT, CUT, "")
+        silent = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+        await world.kube.patch(NODE, "node-0", None, silent, status=True)
+        world.diary.clear()
+        async with world.fleet():
+            await world.written("node-1 runs")
+            assert sorted(world.diary) == ["node-0 cut", "node-1 runs"]
+
+    aio.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_what_is_cut_stays_so_when_more_is() -> None:
+    assert cut_more("", ["nic1"]) == cut_more(JOINED, ["nic1"]) == "without nic1"
+    assert cut_more("without nic1", ["nic0"]) == cut_more("", ["nic1", "nic0"]) == "without nic0,nic1"
+    assert cut_more("without nic1", ["nic1"]) == "without nic1"
+    assert cut_more("without nic1", []) == cut_more(CUT, ["nic1"]) == CUT

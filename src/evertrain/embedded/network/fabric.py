@@ -76,16 +76,10 @@ class Fabric:
         made.setblocking(False)
         return made
 
-    async def cut(self, index: int) -> None:
-        """What goes in or out of a node is lost from now on, and nobody is told."""
-        await self._ask("cut", index=index)
-
-    async def pull(self, index: int, rails: Collection[int]) -> None:
-        """These NICs of a node, and no others, have no cable: links are down, in its pods, too."""
-        await self._ask("pull", index=index, rails=list(rails))
-
-    async def join(self, index: int) -> None:
-        await self._ask("join", index=index)
+    async def plug(self, index: int, *, joined: bool = True, pulled: Collection[int] = ()) -> None:
+        """All cables of a node. If it is not joined, what goes in or out is lost from now on, and nobody is told. The
+        NICs that are pulled, and no others, have no cable: links are down, in its pods, too."""
+        await self._ask("plug", index=index, joined=joined, pulled=list(pulled))
 
     async def traffic(self, index: int) -> dict[str, Traffic]:
         """By NIC."""

@@ -12,9 +12,9 @@ itself can't reach the pods, empty if it can.
     {"do": "address", "address": …}                          one of the cluster's own, of a Service that it serves
     {"do": "listen", "host": …, "port": …}                   → a socket that listens there
     {"do": "socket", "index": …}                             → one that can connect to pods, from that node
-    {"do": "cut", "index": …}                                packets of the node are lost, and nobody is told
-    {"do": "pull", "index": …, "rails": […]}                 these NICs have no cable, and neither have the pods there
-    {"do": "join", "index": …}                               as it was before
+    {"do": "plug", "index": …, "joined": …, "pulled": […]}   the node's cables: if it is not joined its packets are lost
+                                                             and nobody is told; these NICs, and those of pods there,
+                                                             have none
     {"do": "traffic", "index": …}                            bytes through each NIC, as the node sees them
 """
 
@@ -176,13 +176,12 @@ class World:
             case "socket":
                 made = self._socket_of(order["index"])
                 return {"passed": [made]}, [made]
-            case "cut":
-                self._plug(order["index"], joined=False)
-            case "pull":
-                self._set_cables(order["index"], set(order["rails"]))
-            case "join":
-                self._plug(order["index"], joined=True)
-                self._set_cables(order["index"], set())
+            case "plug":
+                if not order["joined"]:
+                    self._plug(order["index"], joined=False)
+                self._set_cables(order["index"], set(order["pulled"]))
+                if order["joined"]:
+                    self._plug(order["index"], joined=True)
             case "traffic":
                 return {"nics": self._traffic(order["index"])}, []
         return {}, []

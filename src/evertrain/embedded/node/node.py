@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evertrain import aio
+from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.node import containers, logs, status
 from evertrain.embedded.node.config import NodeConfig, base_environment, capacity, node_object, node_status
 from evertrain.embedded.node.engine import Engine
@@ -27,7 +28,7 @@ from evertrain.embedded.node.pod import PodWorker
 from evertrain.embedded.node.reach import Reach
 from evertrain.embedded.nodestats import summary
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import CUT, SHARED, unplugged
+from evertrain.embedded.power import CUT, JOINED, SHARED, unplugged
 from evertrain.embedded.recorder import NORMAL, rfc3339_micro
 from evertrain.kube.port import LEASE, NODE, POD, AlreadyExists, ApiError, Conflict, NotFound, Object
 
@@ -66,6 +67,8 @@ class VirtualNode:
         self._workers: dict[str, PodWorker] = {}
         self._finished: set[str] = set()
         """Pods that ran here to their end, until their objects are gone: the cache may show what they were before."""
+        self._cables = JOINED
+        self._has_network = False
         self._finalizing: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._status_wanted = asyncio.Event()
@@ -85,6 +88,8 @@ class VirtualNode:
             await self.machine.ready()
             if self.fabric is not None:
                 await self.fabric.add_node(self.config.index)
+                self._has_network = True
+                await self._plug(self.fabric)
             await self._insist(self._register)
             pods = self.machine.attach(self)
             self._clear_folders({pod["metadata"]["uid"] for pod in pods})
@@ -129,17 +134,23 @@ class VirtualNode:
         happened."""
         if self.fabric is None:
             raise OSError(SHARED)
-        await self.fabric.join(self.config.index)
-        if wanted == CUT:
-            await self.fabric.cut(self.config.index)
-        else:
-            await self.fabric.pull(self.config.index, unplugged(wanted) or ())
+        self._cables = wanted
+        if self._has_network:
+            await self._plug(self.fabric)
         was_cut, self.reach.cut = self.reach.cut, wanted == CUT
-        if not was_cut or self.reach.cut:
+        if not was_cut or self.reach.cut or not self._has_network:
             return
         there = {pod["metadata"]["uid"]: pod for pod in self.machine.pods.select("node", self.name)}
         for uid in {*self._workers, *self._finished, *there}:
             self.pod_changed(uid, there.get(uid))
+
+    async def _plug(self, fabric: Fabric) -> None:
+        await fabric.plug(self.config.index, joined=self._cables != CUT, pulled=unplugged(self._cables) or ())
+
+    def complain(self, message: str, *arguments: object) -> None:
+        """Of a request of the node that failed. While it is cut off, that is no news."""
+        if not self.reach.cut:
+            logger.warning(message, *arguments)
 
     async def stats(self) -> Object:
         """What its NICs count. Raises OSError or Lost."""
@@ -204,7 +215,7 @@ class VirtualNode:
                 await work()
                 return
             except (ApiError, OSError, TimeoutError) as error:
-                logger.warning("node %s: %s", self.name, error)
+                self.complain("node %s: %s", self.name, error)
             await asyncio.sleep(delay)
             delay = min(MAX_RETRY, delay * 2)
 
@@ -270,7 +281,7 @@ class VirtualNode:
                 except (NotFound, Conflict):
                     return
                 except (ApiError, OSError, TimeoutError) as error:
-                    logger.warning("removing pod %s: %s", metadata["name"], error)
+                    self.complain("removing pod %s: %s", metadata["name"], error)
                 await asyncio.sleep(delay)
                 delay = min(MAX_RETRY, delay * 2)
         finally:

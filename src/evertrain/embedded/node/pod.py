@@ -446,7 +446,7 @@ class PodWorker:
                 if isinstance(error, Conflict):
                     self._gone = True  # another pod of the same name
                     return
-                logger.warning("status of pod %s/%s: %s", self.namespace, self.name, error)
+                self._node.complain("status of pod %s/%s: %s", self.namespace, self.name, error)
                 if not insist:
                     asyncio.get_running_loop().call_later(delay, self._changed.set)
                     return
