@@ -1,5 +1,5 @@
-"""`evertrain node list|nics|stop|start|cut|join`: look at virtual nodes, take one away, as if its machine had lost its
-power or its cables were pulled, and give it back.
+"""`evertrain node list|nics|stop|start|cut|slow|join`: look at virtual nodes, take one away, as if its machine had lost
+its power or its cables were pulled or bad, and give it back.
 
 The order is an annotation on the node, which the cluster obeys and answers with another: so it is kept over a restart
 of the cluster, and kubectl can give it, too.
@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +31,7 @@ from evertrain.embedded.power import (
     ORDER,
     SHARED,
     STATE,
-    cut_more,
+    Cables,
     link,
 )
 
@@ -39,10 +41,12 @@ if TYPE_CHECKING:
     from evertrain.kube.port import Object
 
 PATIENCE = 30.0
+MOST_DELAY = 60_000.0
 WORDS = {
     "stop": (ORDER, STATE, OFF, "stopped"),
     "start": (ORDER, STATE, ON, "started"),
     "cut": (NETWORK_ORDER, NETWORK_STATE, CUT, "cut off"),
+    "slow": (NETWORK_ORDER, NETWORK_STATE, "", ""),
     "join": (NETWORK_ORDER, NETWORK_STATE, JOINED, "joined"),
 }
 """The annotation of an order and that of its answer, what they say, and what we say then."""
@@ -64,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
         ("stop", "take nodes away, as if their power were gone"),
         ("start", "bring nodes back"),
         ("cut", "cut nodes off from the network, as if their cables were pulled"),
-        ("join", "plug them in again"),
+        ("slow", "have what goes in or out of nodes come late, or get lost now and then"),
+        ("join", "plug them in again, and all is well"),
     ):
         # The options may come behind the order, too; one that isn't given there leaves what came before.
         given = orders.add_parser(order, help=text, description=text)
@@ -82,8 +87,31 @@ def main(argv: Sequence[str]) -> int:
                 choices=NICS,
                 help="pull out the cable of this NIC only (repeatable): the link is down, and so are those of its pods",
             )
+        if order == "slow":
+            given.add_argument("--delay", type=_milliseconds, metavar="TIME", help="each way, for example 50ms or 0.2s")
+            given.add_argument("--loss", type=_percent, metavar="SHARE", help="each way, for example 1%%")
     arguments = parser.parse_args(argv)
+    if arguments.order == "slow" and arguments.delay is None and arguments.loss is None:
+        parser.error("slow takes --delay or --loss")
     return running.run("node", lambda: _main(arguments))
+
+
+def _milliseconds(text: str) -> float:
+    """For argparse."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", text)
+    found = round(float(match[1]) * (1000 if match[2] == "s" else 1), 6) if match else math.nan
+    if not 0 <= found <= MOST_DELAY:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 50ms or 0.2s, of at most a minute")
+    return found
+
+
+def _percent(text: str) -> float:
+    """For argparse."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", text)
+    found = round(float(match[1]), 6) if match else math.nan
+    if not 0 <= found <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share like 1%")
+    return found
 
 
 async def _main(arguments: argparse.Namespace) -> int:
@@ -96,7 +124,7 @@ async def _main(arguments: argparse.Namespace) -> int:
         if arguments.order == "nics":
             return await _nics(kube, arguments.names, arguments.output)
         for name in arguments.names:
-            await _switch(kube, name, arguments.order, getattr(arguments, "nic", ()))
+            await _switch(kube, name, arguments)
         return 0
     finally:
         await kube.close()
@@ -178,20 +206,22 @@ def _annotation(node: Object, key: str) -> str:
     return str((node["metadata"].get("annotations") or {}).get(key) or "")
 
 
-async def _switch(kube: Connection, name: str, word: str, nics: Sequence[str] = ()) -> None:
-    """`nics`: cut only these."""
+async def _switch(kube: Connection, name: str, arguments: argparse.Namespace) -> None:
     from evertrain.kube.port import NODE
 
+    word = arguments.order
     order, state, wanted, done = WORDS[word]
 
     def answer(node: Object) -> str:
-        return _annotation(node, state) or (JOINED if word == "join" else "")
+        return _annotation(node, state) or (JOINED if wanted == JOINED else "")
 
     node = await _node(kube, name)
     if state == NETWORK_STATE and _annotation(node, STATE) == OFF:
         raise UsageError(f"{name} is stopped: it has no network to be cut off from")
-    if word == "cut" and (more := cut_more(_annotation(node, order), nics)) != wanted:
-        wanted, done = more, f"is {more}"
+    if word in ("cut", "slow"):
+        before = Cables.parse(_annotation(node, order)) or Cables()
+        wanted = str(before.without(*arguments.nic) if word == "cut" else before.worse(arguments.delay, arguments.loss))
+        done = WORDS[wanted][3] if wanted in WORDS else f"is {wanted}"
     node = await kube.patch(NODE, name, None, {"metadata": {"annotations": {order: wanted}}})
     if answer(node) != wanted:
         version = node["metadata"]["resourceVersion"]

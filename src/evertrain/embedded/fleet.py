@@ -25,7 +25,7 @@ from evertrain.embedded.power import (
     ORDER,
     STATE,
     VIRTUAL,
-    unplugged,
+    Cables,
 )
 from evertrain.embedded.sideprocess import Lost
 from evertrain.kube.cache import Cache
@@ -134,7 +134,7 @@ class Fleet:
         if after is not None:
             self._orders[name] = OFF if _annotation(after, ORDER) == OFF else ON
             wanted = _annotation(after, NETWORK_ORDER)
-            self._cables[name] = wanted if wanted == CUT or unplugged(wanted) else JOINED
+            self._cables[name] = str(Cables.parse(wanted) or Cables())
         self._changed[name].set()
 
     def _wanted(self, name: str) -> str:
@@ -199,8 +199,9 @@ class Fleet:
         try:
             await node.plug(wanted)
         except (OSError, Lost) as error:
-            self._refused[name] = wanted, f"{wanted} is not possible: {error}"
-            logger.warning("network of node %s: %s is not possible: %s", name, wanted, error)
+            reason = getattr(error, "strerror", None) or error
+            self._refused[name] = wanted, f"{wanted} is not possible: {reason}"
+            logger.warning("network of node %s: %s is not possible: %s", name, wanted, reason)
         else:
             self._plugged[name] = wanted
             self._refused.pop(name, None)

@@ -11,7 +11,7 @@ import pytest
 
 from evertrain.cli import connection, node
 from evertrain.embedded.nodestats import Traffic, summary, traffic
-from evertrain.embedded.power import NETWORK_STATE, NICS, OFF, ON, STATE, link, without
+from evertrain.embedded.power import NETWORK_STATE, NICS, OFF, ON, STATE, Cables, link
 from evertrain.kube.port import Kind, Listing, NotFound, Object
 
 COUNTED = {"nic0": Traffic(1_234_567, 89), "nic1": Traffic(0, 42)}
@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_the_nics_of_all_nodes_that_run(cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster(a={STATE: ON, NETWORK_STATE: without(["nic1"])}, b={STATE: OFF}, c={})
+    cluster(a={STATE: ON, NETWORK_STATE: str(Cables().without("nic1"))}, b={STATE: OFF}, c={})
     assert node.main(["nics"]) == 0
     assert capsys.readouterr().out == (
         "NODE   NIC    LINK   RECEIVED   SENT\na      nic0   up     1234567    89\na      nic1   down   0          42\n"
@@ -94,5 +94,5 @@ def test_a_summary_says_what_was_counted() -> None:
 
 
 def test_which_links_are_up() -> None:
-    assert [link(without(["nic0"]), nic) for nic in NICS] == ["down", "up"]
+    assert [link(str(Cables().without("nic0")), nic) for nic in NICS] == ["down", "up"]
     assert [link(state, nic) for state in ("", "cut", "joined") for nic in NICS] == ["up"] * 6

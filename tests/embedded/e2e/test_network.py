@@ -95,6 +95,12 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(user:
             json.loads(up.kubectl("get", "nodes", "-o", "json").stdout)["items"][0]["spec"]["podCIDR"] for up in ups
         }
         assert len(ranges) == 2, "each has addresses of its own"
+        slow = ups[0].evertrain("node", "slow", "node-1", "--delay", "5ms", "--loss", "0.1%", check=False)
+        if slow.returncode == 0:
+            assert slow.stdout == "node-1 is delayed by 5ms; losing 0.1%\n"
+            ups[0].evertrain("node", "join", "node-1")
+        else:
+            assert "node-1: delayed by 5ms; losing 0.1% is not possible: this kernel has no netem" in slow.stderr
         for order, told, state in (
             (("cut", "--nic", "nic1"), "is without nic1", "without"),
             (("cut",), "cut off", "cut"),

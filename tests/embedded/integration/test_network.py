@@ -18,7 +18,7 @@ import pytest
 from evertrain import aio
 from evertrain.embedded.network import plan
 from evertrain.embedded.network.fabric import Fabric
-from evertrain.embedded.power import CUT, JOINED, without
+from evertrain.embedded.power import CUT, JOINED, Cables
 from evertrain.kube.port import POD, SERVICE, Object
 from tests.embedded.networks import needs_networks
 from tests.embedded.nodes import SmallCluster, pod, run, small_cluster, soon
@@ -265,7 +265,7 @@ def test_a_nic_without_its_cable(tmp_path: Path) -> None:
             await cluster.create(python("links", LINKS, node=0))
             seen = {name: await says(cluster, name, "heard the server") for name in ("first", "second")}
             await says(cluster, "links", "up up")
-            await cluster.nodes["node-0"].plug(without(["nic0"]))
+            await cluster.nodes["node-0"].plug(str(Cables().without("nic0")))
             await says(cluster, "links", "down up")
             await cluster.create(python("later", LINKS, node=0))
             await says(cluster, "later", "down up")
@@ -444,15 +444,38 @@ def test_the_cables_of_a_node_are_changed_in_one_go(tmp_path: Path, monkeypatch:
         async with networked(tmp_path, 1) as cluster:
             assert await cluster.machine.nodes.until(lambda: cluster.machine.nodes.get("node-0") is not None, 60)
             monkeypatch.setattr(Fabric, "plug", plug)
-            for wanted in (without(["nic0"]), without(["nic0", "nic1"]), CUT):
-                await cluster.nodes["node-0"].plug(wanted)
+            cables = Cables().without("nic0")
+            for wanted in (cables, cables.without("nic1"), cables.without()):
+                await cluster.nodes["node-0"].plug(str(wanted))
 
     run(main())
+    well = {"delay": 0.0, "loss": 0.0}
     assert orders == [
-        {"joined": True, "pulled": [0]},
-        {"joined": True, "pulled": [0, 1]},
-        {"joined": False, "pulled": ()},
+        {"joined": True, "pulled": [0]} | well,
+        {"joined": True, "pulled": [0, 1]} | well,
+        {"joined": False, "pulled": []} | well,
     ]
+
+
+def test_a_kernel_that_knows_no_delay_and_no_loss_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with networked(tmp_path, 1) as cluster:
+            assert await cluster.machine.nodes.until(lambda: cluster.machine.nodes.get("node-0") is not None, 60)
+            await cluster.create(python("links", LINKS, node=0))
+            seen = await says(cluster, "links", "up up")
+            slow = Cables().without("nic1").worse(5.0, 0.1)
+            try:
+                await cluster.nodes["node-0"].plug(str(slow))
+            except OSError as error:
+                assert "this kernel has no netem" in str(error)
+                await cluster.nodes["node-0"].plug(str(Cables().without("nic0")))
+                seen = await says(cluster, "links", "up", seen)
+                assert (await cluster.log("links")).split("\n") == ["up up", "down up", ""]
+            else:
+                await says(cluster, "links", "up down", seen)
+                await cluster.nodes["node-0"].plug(JOINED)
+
+    run(main())
 
 
 def test_nothing_is_left_of_a_network_whose_holder_is_killed() -> None:

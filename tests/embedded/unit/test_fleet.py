@@ -25,7 +25,7 @@ from evertrain.embedded.power import (
     ORDER,
     STATE,
     VIRTUAL,
-    cut_more,
+    Cables,
 )
 from evertrain.embedded.schema import Registry
 from evertrain.embedded.store import Store
@@ -212,7 +212,20 @@ def test_a_node_that_was_cut_off_is_so_from_the_start_and_nobody_waits_for_it() 
 
 
 def test_what_is_cut_stays_so_when_more_is() -> None:
-    assert cut_more("", ["nic1"]) == cut_more(JOINED, ["nic1"]) == "without nic1"
-    assert cut_more("without nic1", ["nic0"]) == cut_more("", ["nic1", "nic0"]) == "without nic0,nic1"
-    assert cut_more("without nic1", ["nic1"]) == "without nic1"
-    assert cut_more("without nic1", []) == cut_more(CUT, ["nic1"]) == CUT
+    cables = Cables()
+    assert str(cables) == JOINED and str(cables.without()) == CUT
+    assert str(cables.without("nic1")) == str(cables.without("nic1").without("nic1")) == "without nic1"
+    assert str(cables.without("nic1").without("nic0")) == "without nic0,nic1"
+    assert str(cables.without("nic1").without()) == str(cables.without().without("nic1")) == CUT
+    slow = cables.without("nic1").worse(50.0, None).worse(None, 0.00001)
+    assert str(slow) == "without nic1; delayed by 50ms; losing 0.00001%"
+    assert str(slow.worse(0.0, 0.0)) == "without nic1"
+
+
+def test_what_is_wrong_with_cables_is_read_as_it_is_written() -> None:
+    for each in (Cables(), Cables().without(), Cables().without("nic0").worse(0.5, 100.0), Cables().worse(6e4, 0.1)):
+        assert Cables.parse(str(each)) == each
+    assert Cables.parse("") == Cables()
+    assert str(Cables.parse("without nic1,nic0")) == "without nic0,nic1"
+    for wrong in ("broken", "without nic2", "losing 101%", "delayed by 50", "without nic0; ", "delayed by 1e9ms"):
+        assert Cables.parse(wrong) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evertrain import aio
 from evertrain.embedded.network.fabric import Fabric
-from evertrain.embedded.power import JOINED, NICS, without
+from evertrain.embedded.power import JOINED, NICS, Cables
 from tests.embedded.networks import needs_networks
 from tests.embedded.nodes import pod, run, small_cluster
 
@@ -100,7 +100,7 @@ def test_bytes_go_through_the_nic_that_was_ordered(tmp_path: Path) -> None:
                 assert await exchange("stay") == (well, ["nic0"])
                 assert await exchange("backup") == (well, ["nic1"])
                 assert await exchange("primary") == (well, ["nic0"])
-                await cluster.nodes["node-0"].plug(without(["nic1"]))
+                await cluster.nodes["node-0"].plug(str(Cables().without("nic1")))
                 reasons, busy = await exchange("backup")
                 assert "eth1 is down" in reasons[0] and reasons[1] != "well" and busy == ["nic0"], reasons
                 await cluster.nodes["node-0"].plug(JOINED)

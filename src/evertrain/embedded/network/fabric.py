@@ -76,10 +76,13 @@ class Fabric:
         made.setblocking(False)
         return made
 
-    async def plug(self, index: int, *, joined: bool = True, pulled: Collection[int] = ()) -> None:
+    async def plug(
+        self, index: int, *, joined: bool = True, pulled: Collection[int] = (), delay: float = 0.0, loss: float = 0.0
+    ) -> None:
         """All cables of a node. If it is not joined, what goes in or out is lost from now on, and nobody is told. The
-        NICs that are pulled, and no others, have no cable: links are down, in its pods, too."""
-        await self._ask("plug", index=index, joined=joined, pulled=list(pulled))
+        NICs that are pulled, and no others, have no cable: links are down, in its pods, too. What goes through the
+        others is late by so many seconds each way, and that share of it is lost."""
+        await self._ask("plug", index=index, joined=joined, pulled=list(pulled), delay=delay, loss=loss)
 
     async def traffic(self, index: int) -> dict[str, Traffic]:
         """By NIC."""

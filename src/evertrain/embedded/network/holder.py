@@ -12,9 +12,10 @@ itself can't reach the pods, empty if it can.
     {"do": "address", "address": …}                          one of the cluster's own, of a Service that it serves
     {"do": "listen", "host": …, "port": …}                   → a socket that listens there
     {"do": "socket", "index": …}                             → one that can connect to pods, from that node
-    {"do": "plug", "index": …, "joined": …, "pulled": […]}   the node's cables: if it is not joined its packets are lost
+    {"do": "plug", "index": …, "joined": …, "pulled": […], "delay": …, "loss": …}
+                                                             the node's cables: if it is not joined its packets are lost
                                                              and nobody is told; these NICs, and those of pods there,
-                                                             have none
+                                                             have none; packets are late by so many seconds, or lost
     {"do": "traffic", "index": …}                            bytes through each NIC, as the node sees them
 """
 
@@ -130,6 +131,8 @@ class Node:
     """How many there were; the ends of their cables are numbered."""
     pulled: set[int] = field(default_factory=set)
     """Rails whose NIC has no cable."""
+    worse: tuple[float, float] = (0.0, 0.0)
+    """Delay and loss of all NICs, each way."""
 
 
 class World:
@@ -177,6 +180,7 @@ class World:
                 made = self._socket_of(order["index"])
                 return {"passed": [made]}, [made]
             case "plug":
+                self._worsen(order["index"], order["delay"], order["loss"])  # comes first: it may not be possible
                 if not order["joined"]:
                     self._plug(order["index"], joined=False)
                 self._set_cables(order["index"], set(order["pulled"]))
@@ -327,6 +331,18 @@ class World:
                 if plug.endswith(f"-{rail}"):
                     with contextlib.suppress(OSError):  # its pod has just ended
                         node.space.inside.switch(plug, rail not in pulled)
+
+    def _worsen(self, index: int, delay: float, loss: float) -> None:
+        node = self._node(index)
+        if node.worse == (delay, loss):
+            return
+        for rail in RAILS:
+            for inside, name in ((self.space.inside, _port(index, rail)), (node.space.inside, _nic(rail))):
+                if delay or loss:
+                    inside.worsen(name, delay, loss)
+                else:
+                    inside.worsen_no_more(name)
+        node.worse = delay, loss
 
     def _traffic(self, index: int) -> dict[str, dict[str, Any]]:
         found = self._node(index).space.inside.interfaces()

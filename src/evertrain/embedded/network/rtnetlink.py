@@ -5,6 +5,7 @@ A connection belongs to the network namespace in which it was opened, wherever i
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -14,12 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR, _NEWROUTE, _GETROUTE = 16, 17, 18, 20, 21, 24, 26
-_REQUEST, _ACK, _DUMP, _EXCL, _CREATE = 0x1, 0x4, 0x300, 0x200, 0x400
+_NEWQDISC, _DELQDISC = 36, 37
+_REQUEST, _ACK, _DUMP, _REPLACE, _EXCL, _CREATE = 0x1, 0x4, 0x300, 0x100, 0x200, 0x400
 _ERROR, _DONE = 2, 3
 _HARDWARE, _IFNAME, _MTU, _MASTER, _LINKINFO, _STATS64, _NETNS_FD = 1, 3, 4, 10, 18, 23, 28
 _INFO_KIND, _INFO_DATA, _PEER = 1, 2, 1
 _LOCAL, _ADDRESS = 2, 1
 _DST, _OIF = 1, 4
+_TC_KIND, _TC_OPTIONS, _TC_ROOT, _LATENCY64 = 1, 2, 0xFFFFFFFF, 10
+_QUEUE = 100_000
+"""Packets that are on their way at a time; what is more is lost."""
+NO_NETEM = "this kernel has no netem (`modprobe sch_netem`, CONFIG_NET_SCH_NETEM); `evertrain node cut` does without"
 _IFF_UP, _IFF_LOWER_UP = 0x1, 0x10000
 MAIN, _BOOT, _LINK_SCOPE, _UNICAST = 254, 3, 253, 1
 _HEADER, _LINK, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BxHiII"), struct.Struct("=HH")
@@ -109,6 +115,26 @@ class Rtnetlink:
             if length > 1 and (target := _attributes(body, _ROUTE.size).get(_DST)):
                 found.append(ipaddress.IPv4Network((target, length)))
         return found
+
+    def worsen(self, name: str, delay: float, loss: float) -> None:
+        """What goes out there is late by so many seconds, and that share of it is lost."""
+        nanoseconds = round(delay * 1e9)
+        # struct tc_netem_qopt, whose latency is in ticks of 64 ns and no more than four minutes.
+        ticks = min(nanoseconds >> 6, 0xFFFFFFFF)
+        options = struct.pack("=IIIIII", ticks, _QUEUE, round(loss * 0xFFFFFFFF), 0, 0, 0)
+        options += _attribute(_LATENCY64, struct.pack("=q", nanoseconds))
+        body = self._root(name) + _text(_TC_KIND, "netem") + _attribute(_TC_OPTIONS, options)
+        try:
+            self._ask(_NEWQDISC, _ACK | _CREATE | _REPLACE, body)
+        except FileNotFoundError:
+            raise OSError(errno.ENOENT, NO_NETEM) from None
+
+    def worsen_no_more(self, name: str) -> None:
+        self._ask(_DELQDISC, _ACK, self._root(name))
+
+    def _root(self, name: str) -> bytes:
+        """struct tcmsg: where packets go out."""
+        return struct.pack("=BxxxiIII", socket.AF_UNSPEC, self.index(name), 0, _TC_ROOT, 0)
 
     def _new_link(self, name: str, info: bytes, more: bytes = b"") -> None:
         body = _LINK.pack(0, 0, 0, 0, 0) + _text(_IFNAME, name) + _number(_MTU, MTU) + more

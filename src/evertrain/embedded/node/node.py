@@ -28,7 +28,7 @@ from evertrain.embedded.node.pod import PodWorker
 from evertrain.embedded.node.reach import Reach
 from evertrain.embedded.nodestats import summary
 from evertrain.embedded.podlogs import LogRequest, LogsUnavailable
-from evertrain.embedded.power import CUT, JOINED, SHARED, unplugged
+from evertrain.embedded.power import CUT, JOINED, NICS, SHARED, Cables
 from evertrain.embedded.recorder import NORMAL, rfc3339_micro
 from evertrain.kube.port import LEASE, NODE, POD, AlreadyExists, ApiError, Conflict, NotFound, Object
 
@@ -89,7 +89,10 @@ class VirtualNode:
             if self.fabric is not None:
                 await self.fabric.add_node(self.config.index)
                 self._has_network = True
-                await self._plug(self.fabric)
+                try:
+                    await self._plug(self.fabric)
+                except OSError as error:  # the kernel is another one than when it was ordered
+                    logger.warning("node %s: not %s: %s", self.name, self._cables, error.strerror or error)
             await self._insist(self._register)
             pods = self.machine.attach(self)
             self._clear_folders({pod["metadata"]["uid"] for pod in pods})
@@ -130,8 +133,8 @@ class VirtualNode:
 
     async def plug(self, wanted: str) -> None:
         """CUT: nothing goes in or out any more, neither packets of pods nor requests of the node; what runs, runs on.
-        Or NICs have no cable, of which the node's own requests take no notice. JOINED: it catches up with what has
-        happened."""
+        Or something is wrong with its NICs, of which the node's own requests take no notice. JOINED: it catches up with
+        what has happened."""
         if self.fabric is None:
             raise OSError(SHARED)
         self._cables = wanted
@@ -145,7 +148,10 @@ class VirtualNode:
             self.pod_changed(uid, there.get(uid))
 
     async def _plug(self, fabric: Fabric) -> None:
-        await fabric.plug(self.config.index, joined=self._cables != CUT, pulled=unplugged(self._cables) or ())
+        cables = Cables.parse(self._cables) or Cables()
+        pulled = [NICS.index(nic) for nic in sorted(cables.pulled)]
+        delay, loss = cables.delay / 1000, cables.loss / 100
+        await fabric.plug(self.config.index, joined=not cables.cut, pulled=pulled, delay=delay, loss=loss)
 
     def complain(self, message: str, *arguments: object) -> None:
         """Of a request of the node that failed. While it is cut off, that is no news."""
