@@ -304,6 +304,58 @@ def test_node_affinity(operator: str, values: list[str], there: int | None) -> N
     assert places(run([wanting], nodes)) == ({} if there is None else {"a": f"n{there}"})
 
 
+def on_host_port(name: str, number: int, *, protocol: str = "", address: str = "", **more: Any) -> Object:
+    made = pod(name, **more)
+    port = {"containerPort": number, "hostPort": number, "protocol": protocol or "TCP"}
+    made["spec"]["containers"][0]["ports"] = [port | ({"hostIP": address} if address else {})]
+    return made
+
+
+TAKEN = "node(s) didn't have free ports for the requested pod ports"
+
+
+def test_a_port_of_a_node_is_given_once() -> None:
+    there = on_host_port("there", 2222, on="n0")
+    both = run([there, on_host_port("a", 2222)], [node("n0"), node("n1")])
+    assert places(both) == {"a": "n1"}
+    full = run([there, on_host_port("a", 2222)], [node("n0")])
+    assert full.complaints == {"default/a": f"0/1 nodes are available: 1 {TAKEN}."}
+    for other in (
+        on_host_port("a", 2223),
+        on_host_port("a", 2222, protocol="UDP"),
+        pod("a"),
+    ):
+        assert places(run([there, other], [node("n0")])) == {"a": "n0"}
+    there["status"]["phase"] = "Succeeded"
+    assert places(run([there, on_host_port("a", 2222)], [node("n0")])) == {"a": "n0"}
+
+
+def test_a_port_of_two_addresses_of_a_node_is_two_ports() -> None:
+    there = on_host_port("there", 2222, address="10.0.0.1", on="n0")
+    assert places(run([there, on_host_port("a", 2222, address="10.0.0.2")], [node("n0")])) == {"a": "n0"}
+    for address in ("10.0.0.1", "0.0.0.0", ""):
+        assert places(run([there, on_host_port("a", 2222, address=address)], [node("n0")])) == {}
+
+
+def test_a_gang_with_ports_of_its_nodes_is_spread_or_waits() -> None:
+    pods = [on_host_port(f"p{number}", 2222, chips=1, group="g") for number in range(3)]
+    decision = run(pods, [node(f"n{number}") for number in range(3)], [group("g", 3)])
+    assert sorted(places(decision).values()) == ["n0", "n1", "n2"]
+    assert places(run(pods, [node("n0"), node("n1")], [group("g", 3)])) == {}
+    # Others get what a gang that did not fit has tried.
+    late = on_host_port("late", 2222)
+    assert places(run([*pods, late], [node("n0"), node("n1")], [group("g", 3)])) == {"late": "n0"}
+
+
+def test_only_containers_that_run_together_hold_ports() -> None:
+    there = pod("there", on="n0")
+    port = {"containerPort": 2222, "hostPort": 2222}
+    there["spec"]["initContainers"] = [{"name": "first", "ports": [port]}]
+    assert places(run([there, on_host_port("a", 2222)], [node("n0")])) == {"a": "n0"}
+    there["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    assert places(run([there, on_host_port("a", 2222)], [node("n0")])) == {}
+
+
 def test_pods_of_other_schedulers_are_left_alone() -> None:
     decision = run([pod("a", schedulerName="mine")], [node("n0")])
     assert not decision.bindings

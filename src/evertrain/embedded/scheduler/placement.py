@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evertrain.embedded import matching, resources
 from evertrain.embedded.resources import Amounts
 from evertrain.embedded.scheduler import chips
-from evertrain.embedded.scheduler.views import CHIP_RESOURCES, NodeView, PodView, Term
+from evertrain.embedded.scheduler.views import CHIP_RESOURCES, HostPort, NodeView, PodView, Term
 from evertrain.wire.clusterinfo import WELL
 
 MAX_STEPS = 5000
@@ -35,6 +35,7 @@ class Room:
     free: Amounts
     chips: dict[str, set[int]]
     pods: int = 0
+    host_ports: set[HostPort] = field(default_factory=set)
 
     def domain(self, key: str) -> Domain | None:
         value = self.node.labels.get(key)
@@ -106,6 +107,7 @@ class Space:
         room = placement.room
         room.free = resources.add(room.free, placement.pod.requests)
         room.pods -= 1
+        room.host_ports -= placement.pod.host_ports
         for name, numbers in placement.chips.items():
             room.chips[name] |= set(numbers)
         self._placed.pop()
@@ -116,6 +118,7 @@ class Space:
         self._version += 1
         room.free = resources.subtract(room.free, pod.requests)
         room.pods += 1
+        room.host_ports |= pod.host_ports
         for name, numbers in allocated.items():
             room.chips.setdefault(name, set()).difference_update(numbers)
         self._placed.append((pod, room))
@@ -157,6 +160,8 @@ class Space:
             return ["node(s) didn't match Pod's node affinity/selector"]
         if node.taints and (taint := matching.untolerated(node.taints, pod.spec.get("tolerations") or [])):
             return [f"node(s) had untolerated taint {{{taint.get('key', '')}: {taint.get('value', '')}}}"]
+        if pod.host_ports and any(one.clashes(other) for one in pod.host_ports for other in room.host_ports):
+            return ["node(s) didn't have free ports for the requested pod ports"]
         if not all(room.free.get(name, 0) >= amount for name, amount in pod.requests.items()):
             missing = resources.lacking(room.free, pod.requests)
             return ["Too many pods" if name == resources.PODS else f"Insufficient {name}" for name in missing]
@@ -342,4 +347,6 @@ def _demand(pod: PodView) -> list[int]:
 
 
 def _how_many(room: Room, pod: PodView) -> int:
+    if pod.host_ports:
+        return 1
     return min(room.free.get(name, 0) // amount for name, amount in pod.requests.items() if amount > 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ DEVICES_ANNOTATION = "baseDeviceInfos"
 """On a node: `{"Ascend910-0": {"IP": "…", "SuperDeviceID": 0}}`, as the device plugin writes it."""
 SUB_HEALTHY_STRATEGY, EXITS = "subHealthyStrategy", frozenset({"graceExit", "forceExit", "hotSwitch"})
 """Label of a pod group: its pods leave nodes that don't work as they should, and so are not put there."""
+ANY_ADDRESS = "0.0.0.0"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 PENDING, INQUEUE, RUNNING, UNKNOWN, COMPLETED = "Pending", "Inqueue", "Running", "Unknown", "Completed"
@@ -40,6 +41,19 @@ class Term:
     namespaces: frozenset[str] | None
     """None: all of them."""
     topology: str
+
+
+@dataclass(frozen=True, order=True)
+class HostPort:
+    """A port of the node itself, which only one of its pods can have."""
+
+    number: int
+    protocol: str = "TCP"
+    address: str = ANY_ADDRESS
+
+    def clashes(self, other: HostPort) -> bool:
+        same = (self.number, self.protocol) == (other.number, other.protocol)
+        return same and (self.address == other.address or ANY_ADDRESS in (self.address, other.address))
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ class PodView:
     """Not for nodes that are not quite well."""
     ports: frozenset[int] = frozenset()
     """On which its containers say that they listen."""
+    host_ports: frozenset[HostPort] = frozenset()
     party: str = ""
     """Common to the pods of a job: its pod group, else whoever has made them, else the pod itself."""
 
@@ -154,12 +169,14 @@ def read_pod(pod: Object) -> PodView:
     requests = resources.pod_requests(spec)
     node_affinity = affinity.get("nodeAffinity")
     attract, repel = _terms(affinity.get("podAffinity"), namespace), _terms(affinity.get("podAntiAffinity"), namespace)
+    host_ports = frozenset(_host_ports(spec))
     shape = [
         sorted(requests.items()),
         spec.get("nodeSelector"),
         node_affinity,
         spec.get("tolerations"),
         [(term.selector, sorted(term.namespaces or ()), term.topology) for term in (*attract, *repel)],
+        sorted(host_ports),
     ]
     return PodView(
         namespace=namespace,
@@ -187,6 +204,7 @@ def read_pod(pod: Object) -> PodView:
             for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
             for port in container.get("ports") or ()
         ),
+        host_ports=host_ports,
         party=f"{namespace}/{group}" if group else _maker(metadata),
     )
 
@@ -240,6 +258,15 @@ def read_queue(queue: Object) -> QueueView:
 def _chips(annotation: str | None) -> tuple[int, ...]:
     """`Ascend910-0,Ascend910-1` → (0, 1)."""
     return tuple(int(number) for number in re.findall(r"-(\d{1,4})(?:,|$)", annotation or ""))
+
+
+def _host_ports(spec: Mapping[str, Any]) -> Iterator[HostPort]:
+    """Of all that run together. An init container that ends has given its own back before the others start."""
+    staying = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
+    for container in (*(spec.get("containers") or ()), *staying):
+        for port in container.get("ports") or ():
+            if port.get("hostPort"):
+                yield HostPort(port["hostPort"], port.get("protocol") or "TCP", port.get("hostIP") or ANY_ADDRESS)
 
 
 def _maker(metadata: Mapping[str, Any]) -> str:
