@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,17 +23,18 @@ GRACE = 3
 """Seconds that a pod of the job may take to end."""
 
 
-def job(folder: Path, scheduling: str) -> Object:
+def job(folder: Path, *, tolerations: Sequence[Object] = (), **labels: str) -> Object:
     """Each pod holds a lock of its rank while it runs: two at the same time would be told."""
     record, go = shlex.quote(str(folder / "record")), shlex.quote(str(folder / "go"))
     command = (
         f"exec 9>{record}.$RANK; flock -n 9 || echo twice >> {record}; echo $RANK >> {record}; "
         f"until [ -e {go} ]; do sleep 0.05; done"
     )
-    specs = {kind: replica(1, chips=2, terminationGracePeriodSeconds=GRACE) for kind in ("Master", "Worker")}
+    more = {"terminationGracePeriodSeconds": GRACE, "tolerations": list(tolerations)}
+    specs = {kind: replica(1, chips=2, **more) for kind in ("Master", "Worker")}
     for each in specs.values():
         each["template"]["spec"]["containers"][0]["command"] = ["bash", "-c", command]
-    return ascend_job("train", labels={"fault-scheduling": scheduling, "pod-rescheduling": "on"}, specs=specs)
+    return ascend_job("train", labels={name.replace("_", "-"): value for name, value in labels.items()}, specs=specs)
 
 
 def sentinel(node: str) -> Object:
@@ -77,31 +80,70 @@ async def switch(kube: Kube, node: str, state: str) -> None:
     await kube.patch(NODE, node, None, {"metadata": {"annotations": {power.ORDER: state}}})
 
 
-@pytest.mark.parametrize(("scheduling", "asked"), [("force", []), ("grace", [GRACE])])
-async def test_the_pods_of_a_stopped_node(tmp_path: Path, scheduling: str, asked: list[int]) -> None:
-    """With `force` at once, for nobody is there who could end them; with `grace` when the time for it is over."""
-    async with running(tmp_path / "data", nodes=3, npus=2, node_grace=2.0) as (_, kube):
+@contextlib.asynccontextmanager
+async def training(folder: Path, made: Object) -> AsyncIterator[tuple[Kube, Pods, dict[str, Object]]]:
+    """A job that runs on two nodes of three, and its pods."""
+    async with running(folder / "data", nodes=3, npus=2, node_grace=2.0) as (_, kube):
         pods, nodes = Pods(kube), Cache(kube, NODE)
         watching = [asyncio.create_task(each.run()) for each in (pods.cache, nodes)]
         try:
-            await kube.create(ASCEND_JOB, job(tmp_path, scheduling))
-            before = {name: await pods.until(name, "Running") for name in NAMES}
-            lost = before["train-worker-0"]
-            node, uid = lost["spec"]["nodeName"], _uid(lost)
-            await switch(kube, node, power.OFF)
-            again = await pods.until("train-worker-0", "Running", but=uid)
-            assert again["spec"]["nodeName"] not in (node, before["train-master-0"]["spec"]["nodeName"])
-            assert pods.ends(uid) == asked
-            assert (uid, None) in pods.seen
-            assert _uid(pods.get("train-master-0")) == _uid(before["train-master-0"])
-            await switch(kube, node, power.ON)
-            await kube.create(POD, sentinel(node))
-            await pods.until("sentinel", "Succeeded")
-            (tmp_path / "go").touch()
-            for name in NAMES:
-                await pods.until(name, "Succeeded")
-            assert sorted((tmp_path / "record").read_text().split()) == ["0", "1", "1"]
+            await kube.create(ASCEND_JOB, made)
+            yield kube, pods, {name: await pods.until(name, "Running") for name in NAMES}
         finally:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
+
+
+async def to_the_end(folder: Path, kube: Kube, pods: Pods, node: str, runs: Sequence[str]) -> None:
+    """The node comes back and runs what it is told, and the job succeeds. `runs`: a rank for each time that one ran."""
+    await switch(kube, node, power.ON)
+    await kube.create(POD, sentinel(node))
+    await pods.until("sentinel", "Succeeded")
+    (folder / "go").touch()
+    for name in NAMES:
+        await pods.until(name, "Succeeded")
+    assert sorted((folder / "record").read_text().split()) == runs
+
+
+@pytest.mark.parametrize(("scheduling", "asked"), [("force", []), ("grace", [GRACE])])
+async def test_the_pods_of_a_stopped_node(tmp_path: Path, scheduling: str, asked: list[int]) -> None:
+    """With `force` at once, for nobody is there who could end them; with `grace` when the time for it is over."""
+    made = job(tmp_path, fault_scheduling=scheduling, pod_rescheduling="on")
+    async with training(tmp_path, made) as (kube, pods, before):
+        lost = before["train-worker-0"]
+        node, uid = lost["spec"]["nodeName"], _uid(lost)
+        await switch(kube, node, power.OFF)
+        again = await pods.until("train-worker-0", "Running", but=uid)
+        assert again["spec"]["nodeName"] not in (node, before["train-master-0"]["spec"]["nodeName"])
+        assert pods.ends(uid) == asked
+        assert (uid, None) in pods.seen
+        assert _uid(pods.get("train-master-0")) == _uid(before["train-master-0"])
+        await to_the_end(tmp_path, kube, pods, node, ["0", "1", "1"])
+
+
+async def test_all_pods_are_made_anew_without_pod_rescheduling(tmp_path: Path) -> None:
+    async with training(tmp_path, job(tmp_path, fault_scheduling="force")) as (kube, pods, before):
+        node = before["train-worker-0"]["spec"]["nodeName"]
+        await switch(kube, node, power.OFF)
+        for name in NAMES:
+            again = await pods.until(name, "Running", but=_uid(before[name]))
+            assert again["spec"]["nodeName"] != node
+        await to_the_end(tmp_path, kube, pods, node, ["0", "0", "1", "1"])
+
+
+@pytest.mark.parametrize("labels", [{"fault_scheduling": "off"}, pytest.param({}, marks=pytest.mark.matrix)])
+async def test_without_fault_scheduling_a_pod_waits_for_its_node(tmp_path: Path, labels: dict[str, str]) -> None:
+    """It is asked to go when its toleration is over, and is there until its node can say that it has ended."""
+    keys = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    soon = [{"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0} for key in keys]
+    async with training(tmp_path, job(tmp_path, tolerations=soon, **labels)) as (kube, pods, before):
+        lost = before["train-worker-0"]
+        node, uid = lost["spec"]["nodeName"], _uid(lost)
+        await switch(kube, node, power.OFF)
+        assert await pods.cache.until(lambda: bool(pods.ends(uid)), PATIENCE)
+        assert not await pods.cache.until(lambda: (uid, None) in pods.seen, 2.0 * GRACE), "nobody has ended it"
+        assert _uid(pods.get("train-master-0")) == _uid(before["train-master-0"])
+        await switch(kube, node, power.ON)
+        await pods.until("train-worker-0", "Running", but=uid)
+        await to_the_end(tmp_path, kube, pods, node, ["0", "1", "1"])
