@@ -60,6 +60,9 @@ class FakeNode:
                 self._diary.append(f"{self.name} lost its power")
             raise
 
+    async def plug(self, wanted: str) -> None:
+        self._diary.append(f"{self.name} is {wanted}")
+
     async def stop(self) -> None:
         self._ended = True
         self._diary.append(f"{self.name} ended")
@@ -93,16 +96,20 @@ class World:
         await self.kube.patch(NODE, name, None, {"metadata": {"annotations": {ORDER: power}}})
         await self.until(name, power)
 
+    async def order_network(self, name: str, wanted: str) -> None:
+        await self.kube.patch(NODE, name, None, {"metadata": {"annotations": {NETWORK_ORDER: wanted}}})
+        await self.until(name, wanted, NETWORK_STATE)
+
     async def written(self, line: str, times: int = 1) -> None:
         while self.diary.count(line) < times:
             await asyncio.sleep(0)
 
-    async def until(self, name: str, power: str) -> None:
+    async def until(self, name: str, wanted: str, key: str = STATE) -> None:
         listing = await self.kube.list(NODE)
-        if any(n["metadata"]["name"] == name and _annotation(n, STATE) == power for n in listing.items):
+        if any(n["metadata"]["name"] == name and _annotation(n, key) == wanted for n in listing.items):
             return
         async for change in self.kube.watch(NODE, resource_version=listing.resource_version):
-            if change.object["metadata"]["name"] == name and _annotation(change.object, STATE) == power:
+            if change.object["metadata"]["name"] == name and _annotation(change.object, key) == wanted:
                 return
 
     async def cables(self, name: str, order: str) -> tuple[str, str, str]:
@@ -145,6 +152,31 @@ def test_nodes_are_switched_off_and_on_and_stay_off_over_a_restart() -> None:
         async with world.fleet():
             await world.written("node-0 runs")
         assert world.diary == ["node-0 runs", "node-0 ended"]
+
+    aio.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_a_cut_is_kept_over_a_restart_and_while_a_node_is_off() -> None:
+    async def scenario() -> None:
+        world = World()
+        async with world.fleet():
+            await world.order_network("node-1", CUT)
+            assert world.diary.count("node-1 is cut") == 1 and "node-0 is cut" not in world.diary
+            await world.order("node-1", OFF)
+            world.diary.clear()
+            await world.order("node-1", ON)
+            await world.written("node-1 is cut")
+            await world.until("node-1", CUT, NETWORK_STATE)
+        world.diary.clear()
+        async with world.fleet():
+            await world.written("node-1 is cut")
+            assert "node-0 is cut" not in world.diary
+            await world.order_network("node-1", JOINED)
+            assert world.diary.count("node-1 is joined") == 1
+        world.diary.clear()
+        async with world.fleet():
+            await world.written("node-1 runs")
+        assert "node-1 is cut" not in world.diary, "it was joined"
 
     aio.run(asyncio.wait_for(scenario(), 10))
 
