@@ -14,7 +14,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -69,6 +69,7 @@ LEASE_SECONDS = 20.0
 DATABASE = "objects.db"
 NETWORK = "network"
 """The file with the addresses that the pods' network had the last time."""
+ALLOW_ROOT = "allow namespaces (docs/virtual-nodes.md)"
 SERVER_PORT = 443
 NAME = "evertrain"
 """Of the cluster in its kubeconfig."""
@@ -244,6 +245,8 @@ class Cluster:
                 fabric = await Fabric.start(file.read_text().strip() if file.exists() else "")
             except (NotAllowed, Lost) as error:
                 shared = choice.not_allowed(str(error))
+                if os.geteuid() == 0:
+                    shared = replace(shared, remedy=ALLOW_ROOT)
         if fabric is None:
             assert shared is not None
             if wanted:

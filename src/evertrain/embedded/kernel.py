@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import signal
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+_LIMITED = {CLONE_NEWUSER: "user", CLONE_NEWNET: "net", CLONE_NEWNS: "mnt", CLONE_NEWPID: "pid"}
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC = 32, 4096, 16384
 MS_PRIVATE, MS_SLAVE = 1 << 18, 1 << 19
@@ -33,7 +35,18 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    _check(_libc.unshare(flags), "unshare")
+    try:
+        _check(_libc.unshare(flags), "unshare")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # what the kernel says when a limit on their number is reached
+            raise OSError(errno.ENOSPC, f"no more namespaces are allowed, see {_limits(flags)}") from None
+        raise
+
+
+def _limits(flags: int) -> str:
+    """The sysctls that say how many namespaces of these kinds there may be."""
+    found = [f"user.max_{name}_namespaces" for kind, name in _LIMITED.items() if flags & kind]
+    return " and ".join(found) or "/proc/sys/user"
 
 
 def enter(namespace: int, kind: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,7 +158,9 @@ def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_th
     up = Up(tmp_path, "--clusterd-addr", "127.0.0.1:0", program=(sys.executable, "-c", REFUSED, *evertrain()))
     try:
         said = up.wait_for_line("Pods share the network of this machine", 60)
-        assert "one after the other; for networks of their own run the cluster as root" in said.string
+        assert "(no more namespaces are allowed, see user.max_user_namespaces and user.max_" in said.string
+        remedy = "run the cluster as root, or allow user namespaces" if os.geteuid() else "allow namespaces"
+        assert f"one after the other; for networks of their own {remedy} (docs/virtual-nodes.md)." in said.string
         job = small_job("first", f"until [ -e {tmp_path / 'first'} ]; do sleep 0.05; done")
         up.kubectl("apply", "-f", "-", stdin=job)
         up.kubectl("wait", "--for=condition=Running", "acjob/first", "--timeout=200s")
@@ -168,7 +172,7 @@ def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_th
 
         up.until(refused, "pods", "-l", "job-name=second")
         events = up.kubectl("get", "events", "--field-selector=reason=FailedScheduling").stdout
-        assert "start the cluster with --own-network" in events
+        assert "start the cluster with --own-network, which says what is missing" in events
         for _ in range(2):
             told = up.evertrain("node", "cut", "node-0", check=False)
             assert told.returncode == 1 and "cut is not possible: its pods are in the network of this" in told.stderr

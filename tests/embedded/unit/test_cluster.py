@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sqlite3
 from pathlib import Path
@@ -206,8 +207,13 @@ def started(settings: Settings) -> Cluster:
     return aio.run(start())
 
 
+@pytest.mark.parametrize(
+    ("user", "remedy"), [(1000, "run the cluster as root, or allow user namespaces"), (0, "allow namespaces")]
+)
 @pytest.mark.parametrize("wanted", [None, True, False])
-def test_where_networks_are_not_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None) -> None:
+def test_where_networks_are_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | None, user: int, remedy: str
+) -> None:
     asked = []
 
     async def refuse(last: str) -> NoReturn:
@@ -215,11 +221,11 @@ def test_where_networks_are_not_allowed(tmp_path: Path, monkeypatch: pytest.Monk
         raise NotAllowed("unshare: Operation not permitted")
 
     monkeypatch.setattr(Fabric, "start", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     settings = Settings(tmp_path, nodes=0, own_network=wanted)
     if wanted:
         assert refusal(settings) == (
-            "pods can't have networks of their own: unshare: Operation not permitted; run the cluster as root, or "
-            "allow user namespaces (docs/virtual-nodes.md)"
+            f"pods can't have networks of their own: unshare: Operation not permitted; {remedy} (docs/virtual-nodes.md)"
         )
         return
     shared = started(settings).shared
@@ -228,8 +234,7 @@ def test_where_networks_are_not_allowed(tmp_path: Path, monkeypatch: pytest.Monk
         return
     assert shared is not None and shared.text() == (
         "Pods share the network of this machine (unshare: Operation not permitted), so jobs that listen on the same "
-        "port run one after the other; for networks of their own run the cluster as root, or allow user namespaces "
-        "(docs/virtual-nodes.md)."
+        f"port run one after the other; for networks of their own {remedy} (docs/virtual-nodes.md)."
     )
 
 

@@ -56,7 +56,7 @@ def test_the_second_job_on_a_port_waits_and_is_told_why() -> None:
     text = (
         "port 8000 is that of pod default/one-master-0 of another job, and all pods share the network of this machine. "
         "It waits for that job's end; to run both at once, give one of them another port, or start the cluster with "
-        "--own-network"
+        "--own-network, which says what is missing where that can't be"
     )
     assert decision.complaints == {"default/two-master-0": text, "default/two-worker-0": text}
     (verdict,) = [each for each in decision.verdicts if each.group.name == "two"]

@@ -14,7 +14,10 @@ from evertrain.embedded.scheduler.views import PodView
 
 Ports = frozenset[int]
 NONE: Ports = frozenset()
-WHAT_TO_DO = "to run both at once, give one of them another port, or start the cluster with --own-network"
+WHAT_TO_DO = (
+    "to run both at once, give one of them another port, or start the cluster with --own-network, which says what is "
+    "missing where that can't be"
+)
 
 
 @dataclass(frozen=True)
