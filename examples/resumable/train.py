@@ -1,7 +1,8 @@
 """A training loop of its own, made fault tolerant with MindIO's callbacks. In a job of a cluster train_start.sh starts
-it; four processes without a cluster, on the CPU:
+it; four processes without a cluster, on the CPU, in bash, which fails if one of them does:
 
-    for rank in 0 1 2 3; do RANK=$rank WORLD_SIZE=4 python examples/resumable/train.py --steps 50 & done; wait
+    (for rank in 0 1 2 3; do RANK=$rank WORLD_SIZE=4 python examples/resumable/train.py --steps 50 & pids+=" $!"; done
+    for pid in $pids; do wait $pid || code=1; done; exit $code)
 
 The optimizer is sharded, and every shard is kept twice: with four ranks 0 and 2 hold one half of it, 1 and 3 the other.
 A rank that loses its state gets it back from the other holder. The order of the calls is that of any framework; what is

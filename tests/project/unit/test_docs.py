@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,13 @@ def test_every_fault_kind_and_phase_is_described() -> None:
     text = (ROOT / "docs/faults-and-recovery.md").read_text()
     for word in (*faultspec.KINDS, *faultspec.PHASES):
         assert f"`{word}`" in text, word
+
+
+@pytest.mark.parametrize("file", ["docs/mindio.md", "examples/resumable/train.py"])
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (2, 1), (137, 1)])
+def test_processes_that_are_started_in_a_loop_fail_if_one_does(tmp_path: Path, file: str, code: int, told: int) -> None:
+    (loop,) = re.findall(r"\(for rank in .*?; exit \$code\)", (ROOT / file).read_text(), re.DOTALL)
+    (tmp_path / "python").write_text(f'#!/bin/sh\n[ "$RANK" != 1 ] || exit {code}\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", "-c", loop], env=environment, cwd=tmp_path).returncode == told
