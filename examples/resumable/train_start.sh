@@ -12,6 +12,7 @@ export TASKD_PROCESS_ENABLE="on"
 if [[ "${RANK}" == 0 ]]; then
     export MASTER_ADDR=${POD_IP}
     python manager.py &           # Determined by the current path.
+    manager=$!
 fi
 # MindSpore. There it is msrun that starts the training below, in the place of torchrun.
 if [[ "${MS_SCHED_HOST}" == "${POD_IP}" ]]; then
@@ -24,5 +25,10 @@ torchrun() { python -c 'import taskd.python.adaptor.patch, torch.distributed.run
 DISTRIBUTED_ARGS="--nproc_per_node 2 --nnodes 2 --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT --max_restarts 32767"
 torchrun $DISTRIBUTED_ARGS --log_dir "$output_dir/torchrun" "$script" --dir "$output_dir" "$@"
 code=$?
+# The manager hears from its torchrun that the job is over. One that was killed has said nothing: without this the pod would not end.
+if [[ $code != 0 && $manager ]]; then
+    timeout 10 tail --pid="$manager" -f /dev/null
+    kill "$manager" 2> /dev/null
+fi
 wait
 exit $code

@@ -256,6 +256,16 @@ class Chain:
                     found.append(process.pid)
         return found
 
+    def torchrun(self, pod: int) -> int:
+        """Its process in a pod, by its id outside of it."""
+        for process in self.up.pod_processes():
+            with contextlib.suppress(psutil.Error):
+                here, environment = process.cwd() == str(self.job.folder), process.environ()
+                launches = any("torch.distributed.run" in word for word in process.cmdline())
+                if here and launches and "GROUP_RANK" not in environment and environment.get("RANK") == str(pod):
+                    return process.pid
+        raise AssertionError(f"no torchrun runs in pod {pod}")
+
     def managers(self) -> list[int]:
         """Processes of `manager.py` of this job, by their ids outside of the pods."""
         found = []

@@ -8,6 +8,8 @@ other one are started again in it; without, all pods are.
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.clusterd.chain import NAME, PODS, running
 from tests.clusterd.closing import assert_told, assert_whole
 from tests.clusterd.e2e.test_chain import BROKEN_CHIP, FAULT_STEP
 from tests.embedded.up import Watch, needs_kubectl
+from tests.launch.harness import ROOT
 from tests.taskd.e2e.test_chain import STEPS
 
 pytestmark = needs_kubectl
@@ -65,6 +68,33 @@ def test_a_process_dies(tmp_path: Path, level: str) -> None:
     assert [each["type"] for each in told] == ["Running", "Restarting", "Running", "Succeeded"], told
     assert told[1]["reason"] == "jobRestarting"
     assert told[1]["message"] == f"Job default/{NAME} is unconditional retry job and remain retry times is <2>."
+
+
+EXAMPLE = f"""\
+script=$1 output=$3
+shift 3
+exec bash {ROOT}/examples/resumable/train_start.sh "$PWD" "$output" "$script" "$@"
+"""
+"""The script of the examples, called as the other one is."""
+
+
+@pytest.mark.matrix
+def test_torchrun_of_the_first_pod_is_killed(tmp_path: Path) -> None:
+    """It has not told its manager that it is over, and its pod ends all the same: the job starts again."""
+    with running(tmp_path, "", labels=LEVELS["job"], start=EXAMPLE) as chain:
+        chain.start(f"--steps={STEPS}", f"--checkpoint-every={SAVED}")
+        chain.to(FAULT_STEP)
+        first = chain.uids()
+        with chain.up.watching("pod", PODS[0]) as watch:
+            os.kill(chain.torchrun(0), signal.SIGKILL)
+            ended = watch.until(lambda pod: pod["metadata"]["uid"] == first[0] and pod["status"]["phase"] == "Failed")
+        (container,) = ended["status"]["containerStatuses"]
+        assert container["state"]["terminated"]["exitCode"] == 137, "it was ended because another pod had failed"
+        chain.until_replaced(0, first[0])
+        chain.pace.allow(STEPS)
+        result = chain.ends()
+        assert not {*first} & {*chain.uids()}
+    assert_whole(result, [], kept=[], again_from=SAVED + 1)
 
 
 @pytest.mark.matrix
