@@ -125,6 +125,19 @@ def test_the_example_ends_when_one_of_its_processes_dies(tmp_path: Path) -> None
             pod.kill()
 
 
+def test_a_pod_that_waits_for_one_that_has_failed_ends_with_the_job(up: Up, tmp_path: Path) -> None:
+    """By itself it would wait for two minutes, and keep its chips even longer."""
+    text = example_job(tmp_path, free_port()).read_text()
+    dying = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 3; python3"
+    up.kubectl("apply", "-f", "-", stdin=text.replace("cd /job/code; python3", dying, 1))
+    up.kubectl("wait", "--for=condition=Running", "acjob/default-test-pytorch", "--timeout=200s")
+    (tmp_path / "go").touch()
+    up.kubectl("wait", "--for=condition=Failed", "acjob/default-test-pytorch", "--timeout=200s")
+    up.kubectl("wait", "--for=delete", "pod/default-test-pytorch-worker-0", "--timeout=200s")
+    assert up.get("pod", "default-test-pytorch-master-0")["status"]["phase"] == "Failed", "its log can be read"
+    up.kubectl("delete", "acjob", "default-test-pytorch")
+
+
 def _ranks(pod: int) -> list[psutil.Process]:
     found = psutil.Process(pod).children()
     return [each for each in found if any("spawn_main" in word for word in each.cmdline())]
