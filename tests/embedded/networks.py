@@ -8,19 +8,23 @@ from evertrain import aio
 from evertrain.embedded.network.fabric import Fabric, NotAllowed
 
 
-def _why_not() -> str:
-    async def attempt() -> str:
+def _why_not() -> tuple[str, str]:
+    """Why there can be none, and why this machine could not reach it."""
+
+    async def attempt() -> tuple[str, str]:
         try:
             fabric = await Fabric.start()
         except NotAllowed as error:
-            return str(error)
+            return str(error), str(error)
         fabric.close()
-        return ""
+        return "", fabric.unreachable
 
     return aio.run(attempt())
 
 
-needs_networks = pytest.mark.skipif(bool(_why_not()), reason="namespaces for networks need root or user namespaces")
+_REFUSED, _UNREACHABLE = _why_not()
+needs_networks = pytest.mark.skipif(bool(_REFUSED), reason="namespaces for networks need root or user namespaces")
+needs_reach = pytest.mark.skipif(bool(_UNREACHABLE), reason="only root may connect this machine with pods")
 
 
 AS_ORDINARY_USER = """

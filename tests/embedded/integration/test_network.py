@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,11 +17,14 @@ import psutil
 import pytest
 
 from evertrain import aio
+from evertrain.embedded.cluster import Cluster, Settings
 from evertrain.embedded.network import plan
 from evertrain.embedded.network.fabric import Fabric
 from evertrain.embedded.power import CUT, JOINED, Cables
+from evertrain.kube.cache import Cache
+from evertrain.kube.client import Client
 from evertrain.kube.port import POD, SERVICE, Object
-from tests.embedded.networks import needs_networks
+from tests.embedded.networks import needs_networks, needs_reach
 from tests.embedded.nodes import SmallCluster, pod, run, small_cluster, soon
 
 SERVE = """
@@ -113,11 +117,17 @@ async def service(cluster: SmallCluster) -> str:
     return str(made["spec"]["clusterIP"])
 
 
+async def leader(cluster: SmallCluster) -> str:
+    """A pod with a Service: the address of that one."""
+    there = await service(cluster)
+    await cluster.create(python("leader", SERVE, "the leader", **LEADER))
+    return there
+
+
 def test_a_service_is_reached_at_its_address(tmp_path: Path) -> None:
     async def main() -> None:
         async with networked(tmp_path) as cluster:
-            there = await service(cluster)
-            await cluster.create(python("leader", SERVE, "the leader", **LEADER))
+            there = await leader(cluster)
             await cluster.create(python("client", ASK, "leader.default.svc", node=1))
             await says(cluster, "client", "heard the leader")
             assert address(cluster, "leader") == there
@@ -211,6 +221,151 @@ def test_who_knew_an_address_learns_at_once_who_has_it_now(tmp_path: Path) -> No
             await cluster.create(python("later", KNOW, switch, node=1))
             for name in ("quiet", "later"):
                 await says(cluster, name, f"{switch} is {plan.hardware(switch).hex(':')}")
+
+    run(main())
+
+
+@needs_reach
+def test_this_machine_reaches_pods_and_services(tmp_path: Path) -> None:
+    def heard(host: str) -> str:
+        with socket.create_connection((host, 2222), 60) as connection:
+            return connection.recv(100).decode()
+
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            service = await leader(cluster)
+            await cluster.create(python("other", SERVE, "the other", node=1))
+            for name in ("leader", "other"):
+                await cluster.phase(name, "Running")
+                await says(cluster, name, "ready")
+            for asked, answer in (
+                (service, "the leader"),
+                (address(cluster, "leader"), "the leader"),
+                (address(cluster, "other"), "the other"),
+            ):
+                assert await asyncio.to_thread(heard, asked) == answer
+
+    run(main())
+
+
+@needs_reach
+def test_pods_reach_what_listens_on_all_addresses_of_this_machine(tmp_path: Path) -> None:
+    async def main() -> None:
+        with socket.create_server(("0.0.0.0", 0)) as server:
+            asked = ASK.replace("2222", str(server.getsockname()[1]))
+            async with networked(tmp_path, 1) as cluster:
+                assert cluster.machine.fabric is not None
+                await cluster.create(python("client", asked, cluster.machine.fabric.block.machine))
+                await cluster.phase("client", "Running")
+                server.settimeout(60)
+                connection, (host, _) = await asyncio.to_thread(server.accept)
+                connection.sendall(b"this machine")
+                connection.close()
+                assert host == address(cluster, "client")
+                await says(cluster, "client", "heard this machine")
+
+    run(main())
+
+
+API_VERSION = """
+import json, ssl, sys, urllib.request
+with open("/keys/token") as file:
+    headers = {"Authorization": "Bearer " + file.read().strip()}
+request = urllib.request.Request("https://kubernetes.default.svc/version", headers=headers)
+trusted = ssl.create_default_context(cafile="/keys/ca.crt")
+with urllib.request.urlopen(request, context=trusted, timeout=60) as answer:
+    assert json.load(answer)["gitVersion"]
+"""
+
+
+def test_a_pod_asks_the_api_server_by_its_name(tmp_path: Path) -> None:
+    """With the cluster's own authority, and with its token."""
+    volume = {"name": "keys", "hostPath": {"path": str(tmp_path / "keys")}}
+    mounts = {"volumeMounts": [{"name": "keys", "mountPath": "/keys", "readOnly": True}]}
+
+    async def main() -> None:
+        settings = Settings(tmp_path, nodes=1, npus=0, operator=False, clusterd="", own_network=True)
+        async with Cluster(settings) as cluster:
+            kube = Client.from_kubeconfig(cluster.kubeconfig)
+            pods = Cache(kube, POD, "default")
+            watching = asyncio.create_task(pods.run())
+
+            def phase() -> str:
+                return str(((pods.get("asker", "default") or {}).get("status") or {}).get("phase"))
+
+            try:
+                await kube.create(POD, pod("asker", "python3", "-c", API_VERSION, container=mounts, volumes=[volume]))
+                assert await pods.until(lambda: phase() in ("Succeeded", "Failed"), 60)
+                logs = "\n".join(each.read_text() for each in tmp_path.rglob("0.log"))
+                assert phase() == "Succeeded", logs
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                await kube.close()
+
+    run(main())
+
+
+PODS = 50
+
+
+def test_nothing_is_left_of_pods_that_have_ended(tmp_path: Path) -> None:
+    """Neither cables in their node nor descriptors of the process that holds the network."""
+
+    async def main() -> None:
+        async with networked(tmp_path, 1) as cluster:
+            fabric = cluster.machine.fabric
+            assert fabric is not None and fabric._process._process is not None
+            holder = Path(f"/proc/{fabric._process._process.pid}/fd")
+
+            async def links(name: str) -> list[str]:
+                command = ("cut", "-sd:", "-f1", "/proc/net/dev")
+                await cluster.create(pod(name, *command, nodeName="node-0", hostNetwork=True))
+                await cluster.phase(name, "Succeeded")
+                return sorted((await cluster.log(name)).split())
+
+            before, descriptors = await links("before"), len(os.listdir(holder))
+            names = [f"short-{number}" for number in range(PODS)]
+            for name in names:
+                await cluster.create(python(name, "import socket; assert len(socket.if_nameindex()) == 3"))
+            for name in names:
+                await cluster.phase(name, "Succeeded")
+                await cluster.kube.delete(POD, name, "default", grace=0)
+            for name in names:
+                await cluster.gone(name)
+            async with aio.timeout(60):
+                while len(os.listdir(holder)) != descriptors:
+                    await asyncio.sleep(0.02)
+                number = 0
+                while await links(f"after-{number}") != before:  # the kernel takes namespaces away in its own time
+                    number += 1
+
+    run(main())
+
+
+def test_two_pods_in_the_network_of_their_node_do_not_meet_on_a_port(tmp_path: Path) -> None:
+    """They are on two nodes, or run one after the other."""
+
+    def server(name: str) -> dict[str, object]:
+        return pod(name, "python3", "-c", SERVE, name, hostNetwork=True, container={"ports": [{"containerPort": 2222}]})
+
+    async def main() -> None:
+        async with networked(tmp_path) as cluster:
+            names = ("one", "two")
+            for name in names:
+                await cluster.create(server(name))
+            for name in names:
+                await cluster.phase(name, "Running")
+                await says(cluster, name, "ready")
+            assert {cluster.pod(name)["spec"]["nodeName"] for name in names} == {"node-0", "node-1"}
+            await cluster.create(server("three"))
+            told = "0/2 nodes are available: 2 node(s) didn't have free ports for the requested pod ports."
+            async with aio.timeout(60):
+                while f"FailedScheduling: {told}" not in await cluster.events("three"):
+                    await asyncio.sleep(0.02)
+            await cluster.kube.delete(POD, "one", "default", grace=1)
+            await cluster.phase("three", "Running")
+            await says(cluster, "three", "ready")
 
     run(main())
 
