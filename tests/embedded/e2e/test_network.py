@@ -189,11 +189,28 @@ def test_where_namespaces_are_not_allowed_jobs_on_the_same_port_run_one_after_th
     assert "pods can't have networks of their own: " in refused_again.stderr
 
 
+LISTENING = """
+import socket, subprocess, sys
+with socket.create_server(("", 9601)):
+    sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))
+"""
+"""Holds the port of TaskD's manager, in each pod, while it runs something else."""
+
+
+def lifetime(pod: Any) -> tuple[str, str]:
+    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    return ended["startedAt"], ended["finishedAt"]
+
+
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 @needs_networks
 def test_ten_copies_of_the_sample_at_once(user: User) -> None:
     file = example_job(user.folder, PORT)
+    alone = "cd /job/code; python3 train.py"
+    assert alone in file.read_text()
+    (user.folder / "code" / "listening.py").write_text(LISTENING)
+    file.write_text(file.read_text().replace(alone, "cd /job/code; exec python3 listening.py train.py"))
     user.owns(user.folder)
     up = Up(user.folder, "--nodes", "4", "--clusterd-addr", "127.0.0.1:0", "--npus", "16",
             "--node-label", "example-key=example-value", program=user.program)  # fmt: skip
@@ -212,5 +229,8 @@ def test_ten_copies_of_the_sample_at_once(user: User) -> None:
             )
         weights = {up.kubectl("logs", f"{name}-master-0").stdout.split("weights ")[-1] for name in names}
         assert len(weights) == 1, "they saw the same data, and nobody else's gradients"
+        assert not any("Pods share the network" in line for line in up.lines)
+        ran = [lifetime(up.get("pod", f"{name}-master-0")) for name in names]
+        assert any(one[0] < other[1] and other[0] < one[1] for one, other in itertools.combinations(ran, 2)), ran
     finally:
         assert up.end() == 0, up.lines
