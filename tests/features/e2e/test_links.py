@@ -23,6 +23,7 @@ pytestmark = [needs_kubectl, needs_networks]
 
 TWO_NODES = ("--own-network", "--nodes", "2", "--node-label", "accelerator-type=module-a3-16-super-pod")
 CLIENT = ROOT / "examples" / "resumable" / "link-failover" / "switch_nic.py"
+NODES = ("node-0", "node-1")
 PRIMARY, BACKUP = "nic0", "nic1"
 LINKS = 'export TASKD_NICS="eth0,eth1"\n'
 STEP_BYTES = 4 * 5313
@@ -42,18 +43,25 @@ def switch_by_grpc(chain: Chain, node: str, devices: list[str], ops: list[bool])
     return chain.halts_for(sys.executable, CLIENT, address, job, node, json.dumps(devices), json.dumps(ops))
 
 
-def counted(chain: Chain) -> dict[str, int]:
-    """Bytes that went through the NICs of node-0 so far."""
-    told = json.loads(chain.up.evertrain("node", "nics", "node-0", "-o", "json").stdout)
-    return {each["nic"]: each["received"] + each["sent"] for each in told}
+def counted(chain: Chain) -> dict[tuple[str, str], int]:
+    """Bytes that went through the NICs of both nodes so far."""
+    told = json.loads(chain.up.evertrain("node", "nics", "-o", "json").stdout)
+    return {(each["node"], each["nic"]): each["received"] + each["sent"] for each in told}
+
+
+def carried(chain: Chain) -> dict[tuple[str, str], int]:
+    """Bytes that go through them in the next two steps."""
+    before = counted(chain)
+    chain.to(chain.pace.step(0) + 2)
+    return {nic: bytes - before[nic] for nic, bytes in counted(chain).items()}
 
 
 def used(chain: Chain) -> set[str]:
-    """The NICs over which the next two steps are trained."""
-    before = counted(chain)
-    chain.to(chain.pace.step(0) + 2)
-    carried = {nic: bytes - before[nic] for nic, bytes in counted(chain).items()}
-    return {nic for nic, bytes in carried.items() if bytes > 2 * STEP_BYTES}
+    """The NICs over which the next two steps are trained. What leaves one node by a NIC comes to the other by its."""
+    found = {nic for nic, bytes in carried(chain).items() if bytes > STEP_BYTES}
+    first, second = ({nic for node, nic in found if node == each} for each in NODES)
+    assert first == second, found
+    return first
 
 
 MOVED = ["detect", "pause", "switch links", "continue"]
@@ -86,6 +94,19 @@ def test_traffic_moves_to_the_other_nic_and_back(tmp_path: Path) -> None:
         assert used(chain) == {BACKUP}
         code, said = switch(chain, "--op", "false")
         assert code == 0 and "switch nic finish" in said, said
+        assert used(chain) == {PRIMARY}
+        assert ends_well(chain, 2) == [MOVED] * 2
+
+
+@pytest.mark.matrix
+def test_the_first_device_of_each_node_moves_and_the_others_stay(tmp_path: Path) -> None:
+    """The document's second pair of examples."""
+    with training(tmp_path) as chain:
+        code, said = switch(chain, "--node", "node-0", "--node", "node-1", "--dev", "device0", "--op", "true")
+        assert code == 0 and said.count("device 0 to the backup link") == 2, said
+        assert used(chain) == {PRIMARY, BACKUP}
+        code, said = switch(chain, "--node", "node-0", "--node", "node-1", "--dev", "device0", "--op", "false")
+        assert code == 0 and said.count("device 0 to the primary link") == 2, said
         assert used(chain) == {PRIMARY}
         assert ends_well(chain, 2) == [MOVED] * 2
 
