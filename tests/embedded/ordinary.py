@@ -40,6 +40,11 @@ class User:
     program: Sequence[str]
     """`evertrain`, as they start it."""
 
+    @property
+    def path(self) -> str:
+        """On it their Python comes first."""
+        return f"{Path(self.program[-3]).parent}{os.pathsep}{os.environ['PATH']}"
+
     def owns(self, folder: Path) -> None:
         """All that is in it."""
         if self.program[2] == AS_NOBODY:

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from evertrain.cli import manifest
-from evertrain.cli.demo import links, main, manifests, processes, proof, recorded
+from evertrain.cli.demo import links, main, manifests, play, processes, proof, recorded
 from evertrain.cli.demo.evidence import Evidence, Pod, Verdict
 from evertrain.cli.demo.features import FEATURES, Feature
 from evertrain.cli.demo.proof import Outcome, Step
+from evertrain.cli.demo.screen import Screen
 from evertrain.clusterd.timeline.incident import Fallback, Incident, Phase
+from evertrain.embedded.cluster import Settings
+from evertrain.embedded.network import choice
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -175,6 +178,10 @@ def evidence(**changes: Any) -> Evidence:
         (evidence().restarted(2, 3), True),
         (evidence().restarted(3), False),
         (evidence().restarted(), False),
+        (evidence().without_gaps(), True),
+        (evidence(incidents=[incident(), replace(incident(), opened_ms=999)]).without_gaps(), False),
+        (evidence(incidents=[replace(incident(), closed=False)]).without_gaps(), False),
+        (evidence(incidents=[]).without_gaps(), False),
         (evidence(repeated=1).did_again(0), False),
         (evidence(repeated=1).did_again(1), True),
         (evidence().saved_one_checkpoint(), False),
@@ -198,3 +205,25 @@ def test_the_phases_of_an_incident_add_up_from_the_moment_of_the_fault() -> None
     took = [int(line.split(" ms ")[0].split()[-1]) for line in shown if " ms " in line]
     assert took == [10, 100, 400, 510]
     assert any(line.startswith("fallback") and "retry: no use" in line for line in shown)
+
+
+# --- the cluster
+
+
+async def test_it_is_said_why_pods_share_the_network_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NotAllowed:
+        def __init__(self, settings: Settings) -> None:
+            self.shared = None if settings.own_network is False else choice.not_allowed("the kernel says no")
+
+        async def __aenter__(self) -> NotAllowed:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(play, "Cluster", NotAllowed)
+    for wanted, told in ((None, True), (False, False)):
+        async with play._cluster(FEATURES["link-failover"], tmp_path, Screen(), wanted):
+            assert ("Pods share the network of this machine (the kernel says no)" in capsys.readouterr().out) is told

@@ -6,25 +6,26 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from evertrain.cli.demo.features import FEATURES
+from tests.embedded.ordinary import User, ordinary
+from tests.embedded.up import evertrain
 from tests.launch import harness
 
-LONGER = ("link-failover", "elastic-training")
-"""A minute each. What the others show has whole tests of its own: test_clusterd_* and test_features_*."""
 PROOFS = {"elastic-training": "the same samples in each step"}
 """Of those that do not end in the same bits."""
 
 
-def demo(*arguments: str, folder: Path = harness.ROOT) -> subprocess.CompletedProcess[str]:
+def demo(*arguments: str, folder: Path = harness.ROOT, user: User | None = None) -> subprocess.CompletedProcess[str]:
+    """As somebody else, if not as whoever runs the tests."""
+    theirs = {"HOME": str(user.folder), "TMPDIR": str(user.folder), "PATH": user.path} if user else {}
     return subprocess.run(
-        [sys.executable, "-m", "evertrain.cli.main", "demo", *arguments],
+        [*(user.program if user else evertrain()), "demo", *arguments],
         cwd=folder,
-        env=harness.environment(),
+        env=harness.environment() | theirs,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -35,24 +36,50 @@ def demo(*arguments: str, folder: Path = harness.ROOT) -> subprocess.CompletedPr
 
 
 def assert_shown(text: str) -> None:
-    """The parts of the screen: the job and its ranks, its loss, the phases and their sum."""
+    """The parts of the screen: the job and its ranks, its loss, the phases and their sum, the seconds."""
     assert re.search(r"-worker-0 on node-\d: rank 2 \(process \d+\), rank 3 \(process \d+\)", text), text
     assert re.search(r"step +(\d+)/\1  loss \d+\.\d+  4 ranks", text), text
     recorded = text.split("3. What ClusterD recorded.")[1].split("4. The proof")[0]
     for incident in recorded.split("cause ")[1:]:
         *phases, total = [int(ms) for ms in re.findall(r" (-?\d+) ms  ", incident)]
         assert sum(phases) == total > 0, text
+    assert re.search(r"\nIt took \d+ s in all\.\n$", text), text
+
+
+def assert_proved(done: subprocess.CompletedProcess[str], feature: str) -> None:
+    assert done.returncode == 0, done.stdout
+    assert f"   yes  {PROOFS.get(feature, 'identical to the undisturbed run, bit for bit')}" in done.stdout, done.stdout
+    assert "   yes  the phases of each incident add up to its total\n" in done.stdout, done.stdout
+    assert "NO " not in done.stdout, done.stdout
+    assert_shown(done.stdout)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("feature", ["in-place", *(pytest.param(one, marks=pytest.mark.exhaustive) for one in LONGER)])
+@pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_is_shown_and_proved(feature: str) -> None:
-    done = demo(feature)
-    assert done.returncode == 0, done.stdout
-    assert f"   yes  {PROOFS.get(feature, 'identical to the undisturbed run, bit for bit')}" in done.stdout, done.stdout
-    assert "NO " not in done.stdout, done.stdout
-    assert_shown(done.stdout)
+    assert_proved(demo(feature), feature)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(400)
+def test_links_are_shown_where_pods_share_the_network(tmp_path: Path) -> None:
+    """They are loopback addresses then, by which connections are counted."""
+    done = demo("link-failover", "--shared-network")
+    assert_proved(done, "link-failover")
+    counted = re.findall(r"ranks: (\d+) over primary links, (\d+) over backup links", done.stdout)
+    assert [(primary != "0", backup != "0") for primary, backup in counted] == [
+        (True, False), (False, True), (True, False)
+    ], done.stdout  # fmt: skip
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(400)
+def test_a_demo_of_an_ordinary_user() -> None:
+    with ordinary() as user:
+        done = demo(user=user)
+        assert_proved(done, "in-place")
+        assert not list(user.folder.glob("evertrain-*")), "nothing of it is left"
 
 
 @pytest.mark.matrix
@@ -71,7 +98,7 @@ def test_a_demo_that_falls_short_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_demo_that_is_interrupted_ends_everything(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "evertrain.cli.main", "demo", "--keep", str(tmp_path / "kept")]
+    command = evertrain("demo", "--keep", tmp_path / "kept")
     with subprocess.Popen(
         command, cwd=harness.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:

@@ -35,6 +35,13 @@ def main(argv: Sequence[str]) -> int:
         "--timeout", type=running.seconds, default=180.0, metavar="S", help="for each thing waited for (default 180)"
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave all files and logs in this new folder")
+    parser.add_argument(
+        "--shared-network",
+        dest="own_network",
+        action="store_false",
+        default=None,
+        help="pods are in the network of this machine (default: in networks of their own where the kernel allows it)",
+    )
     arguments = parser.parse_args(argv)
     if arguments.steps and arguments.steps < 30:
         parser.error("--steps is at least 30: something has to happen in between")
@@ -42,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
     async def work() -> int:
         from evertrain.cli.demo import play
 
-        return await play.show(FEATURES[arguments.feature], arguments.steps, arguments.timeout, arguments.keep)
+        return await play.show(
+            FEATURES[arguments.feature], arguments.steps, arguments.timeout, arguments.keep, arguments.own_network
+        )
 
     return running.run("demo", work)

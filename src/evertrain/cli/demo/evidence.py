@@ -89,6 +89,13 @@ class Evidence:
         text = f"only rank {names} has a new process" if len(ranks) == 1 else f"only ranks {names} have new processes"
         return text, found == set(ranks)
 
+    def without_gaps(self) -> Verdict:
+        """Of the time of each incident, no millisecond is missing."""
+        good = all(
+            each.closed and sum(took for _, took in each.durations) == each.total_ms > 0 for each in self.incidents
+        )
+        return "the phases of each incident add up to its total", good and bool(self.incidents)
+
     def did_again(self, most: int) -> Verdict:
         return f"steps that had to be done again: {self.repeated or 'none'}", self.repeated <= most
 

@@ -34,8 +34,10 @@ PACE = 0.15
 """Seconds of a step that something happens to, so that it can be watched."""
 
 
-async def show(feature: Feature, steps: int, timeout: float, keep: Path | None) -> int:
-    """The exit code. `keep`: a folder for everything, which is left there."""
+async def show(
+    feature: Feature, steps: int, timeout: float, keep: Path | None, own_network: bool | None = None
+) -> int:
+    """The exit code. `keep`: a folder for everything, which is left there. `own_network`: of the cluster's settings."""
     task = asyncio.current_task()
     assert task is not None
     running.on_signals(task.cancel, signal.SIGTERM, signal.SIGHUP)  # asyncio itself looks after Ctrl-C
@@ -44,8 +46,10 @@ async def show(feature: Feature, steps: int, timeout: float, keep: Path | None) 
         with _folder(keep) as folder:
             # What the parts of the cluster have to say is for those who look for a defect in it.
             logging.basicConfig(filename=folder / "cluster.log")
-            async with screen.alive(), _cluster(feature, folder, screen) as cluster:
-                return await Play(feature, cluster, folder, screen, steps or feature.steps, timeout).run()
+            async with screen.alive(), _cluster(feature, folder, screen, own_network) as cluster:
+                code = await Play(feature, cluster, folder, screen, steps or feature.steps, timeout).run()
+        screen.line(f"It took {screen.seconds():.0f} s in all.", indent="")
+        return code
     except asyncio.CancelledError:
         screen.line("interrupted; everything has been ended", indent="")
         return running.INTERRUPTED
@@ -65,13 +69,16 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(feature: Feature, folder: Path, screen: Screen) -> AsyncIterator[Cluster]:
+async def _cluster(
+    feature: Feature, folder: Path, screen: Screen, own_network: bool | None
+) -> AsyncIterator[Cluster]:
     settings = Settings(
         folder=folder / "cluster",
         nodes=feature.nodes,
         npus=NPUS,
         labels=feature.labels,
         node_grace=feature.node_grace,
+        own_network=own_network,
     )
     screen.line(bold(f"Evertrain demo: {feature.name}. {feature.title[0].upper()}{feature.title[1:]}."), indent="")
     screen.status(f"a cluster of {settings.text()} starts")
@@ -81,6 +88,8 @@ async def _cluster(feature: Feature, folder: Path, screen: Screen) -> AsyncItera
         except CannotStart as error:
             raise CommandError(f"no cluster could be started: {error}") from None
         screen.line(f"A cluster of {settings.text()} runs, for a job of 2 pods with 2 processes each.", indent="")
+        if cluster.shared is not None:
+            screen.line(cluster.shared.text(), indent="")
         yield cluster
         screen.status("the cluster ends")
 
@@ -235,7 +244,7 @@ class Play:
             sorted(file.name for file in self._job.output.glob("iter_*")),
             self._links,
         )
-        verdicts = [*self._feature.judge(evidence), (claim, same)]
+        verdicts = [*self._feature.judge(evidence), evidence.without_gaps(), (claim, same)]
         for text, good in verdicts:
             self._screen.line(("yes  " if good else bold("NO   ")) + text)
         if all(good for _, good in verdicts):

@@ -31,7 +31,7 @@ class Screen:
 
     def event(self, text: str) -> None:
         """Something that happens now."""
-        self.line(f"{self._seconds():6.1f} s  {text}")
+        self.line(f"{self.seconds():6.1f} s  {text}")
 
     def status(self, text: str) -> None:
         """How it is at the moment; nobody who reads the output later needs it."""
@@ -56,11 +56,12 @@ class Screen:
 
     def _draw(self) -> None:
         if self._live:
-            text = f"   {self._seconds():6.1f} s  {self._status}" if self._status else ""
+            text = f"   {self.seconds():6.1f} s  {self._status}" if self._status else ""
             sys.stdout.write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
             sys.stdout.flush()
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """Since the demo began."""
         return time.monotonic() - self._began
 
 
