@@ -7,6 +7,8 @@ Pace(folder).hold_joining()  processes that take the place of others are not rea
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from tests.taskd.jobs import TwoPods
 
 FILE, JOINING = "pace", "joining-waits"
+LIMIT = "PACED_COLLECTIVES_TIMEOUT"
+"""How many seconds ranks wait for each other in a collective, if it is not as long as in the example."""
 RANKS = range(4)
 
 
@@ -78,6 +82,8 @@ def main() -> None:
             time.sleep(0.02)
 
     train.Job.inject, train.register = paced, joining
+    if limit := os.environ.get(LIMIT):
+        train.Collectives = functools.partial(train.Collectives, timeout=float(limit))
     train.main()
 
 

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.clusterd.chain import NAME, Chain, running
-from tests.clusterd.closing import assert_whole
+from tests.clusterd.closing import assert_told, assert_whole
 from tests.embedded.networks import needs_networks
 from tests.embedded.up import evertrain, needs_kubectl
+from tests.features.e2e.test_online import NETWORK
 from tests.launch.harness import ROOT
 from tests.taskd.documents import START
 from tests.taskd.e2e.test_chain import STEPS
+from tests.taskd.paced import LIMIT
 
 pytestmark = [needs_kubectl, needs_networks]
 
@@ -68,9 +70,9 @@ MOVED = ["detect", "pause", "switch links", "continue"]
 
 
 @contextlib.contextmanager
-def training(folder: Path) -> Iterator[Chain]:
+def training(folder: Path, strategies: str = "recover", **environment: str) -> Iterator[Chain]:
     """By the first NIC of each node, until the test moves it."""
-    with running(folder, "recover", *TWO_NODES, start=LINKS + START) as chain:
+    with running(folder, strategies, *TWO_NODES, start=LINKS + START, **environment) as chain:
         chain.start(f"--steps={STEPS}", "--taskd")
         chain.to(2)
         assert used(chain) == {PRIMARY}
@@ -131,3 +133,43 @@ def test_a_nic_without_a_cable_takes_no_traffic(tmp_path: Path) -> None:
         failed, *others = ends_well(chain, 4)
         assert others == [MOVED] * 3
         assert failed[:3] == MOVED[:3] and "stop" in failed, failed
+
+
+def break_the_link_in_use(chain: Chain) -> int:
+    """The training, on its other links, hangs in the step after this one."""
+    assert switch(chain, "--op", "true")[0] == 0
+    assert used(chain) == {BACKUP}
+    step = chain.pace.step(0)
+    chain.up.evertrain("node", "cut", "node-0", "--nic", BACKUP)
+    chain.pace.allow(STEPS)
+    return step
+
+
+@pytest.mark.matrix
+def test_the_link_in_use_is_without_its_cable_for_a_while(tmp_path: Path) -> None:
+    """All else goes by the other one, so nobody but the training notices, and that waits."""
+    with training(tmp_path) as chain:
+        step = break_the_link_in_use(chain)
+        told = json.loads(chain.up.evertrain("timeline", NAME, "-o", "json").stdout)
+        assert [each["closed"] is not None for each in told] == [True], "no more than the order"
+        assert [chain.pace.step(rank) for rank in range(4)] == [step] * 4
+        chain.pace.allow(step + 1)
+        chain.up.evertrain("node", "join", "node-0")
+        chain.to(step + 1)
+        assert used(chain) == {BACKUP}
+        assert switch(chain, "--op", "false")[0] == 0
+        assert used(chain) == {PRIMARY}
+        assert ends_well(chain, 2) == [MOVED] * 2
+
+
+@pytest.mark.matrix
+def test_the_link_in_use_breaks_for_good(tmp_path: Path) -> None:
+    """Who stays where it is can't run the step again over a broken link; who starts again uses the first one."""
+    with training(tmp_path, "retry,dump", **{LIMIT: "60"}) as chain:
+        step = break_the_link_in_use(chain)
+        result = chain.ends()
+        _, incident = chain.incidents(2)
+    assert_whole(result, [incident], kept=[], again_from=step + 1)
+    assert_told(incident, "dump", set(), "fell back")
+    assert [each["from"] for each in incident["fallbacks"]] == ["retry"], incident
+    assert {str(fault["type"]) for fault in incident["faults"]} == {NETWORK}, incident
