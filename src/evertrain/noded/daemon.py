@@ -120,7 +120,7 @@ class NodeDaemon:
             self._told_before = {fault.key for fault in before}
             for detector in self._detectors:
                 if isinstance(detector, Resumes):
-                    detector.resume(node_faults)
+                    detector.resume(before)
             self._settle()
             async with aio.TaskGroup() as tasks:
                 tasks.create_task(self.device.run())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from evertrain import aio
 from evertrain.noded import codes
-from evertrain.noded.detectors import ascend, clock, links, memory, netlink, nvidia, pressure, storage
+from evertrain.noded.detectors import ascend, clock, links, memory, netlink, nvidia, pressure, storage, tool
 from evertrain.noded.detectors.base import Detector
 from evertrain.noded.detectors.links import FLAP_CALM_MS, LinkStates
 from evertrain.noded.detectors.memory import Count, MemoryErrors, Rates
@@ -253,6 +255,44 @@ async def test_errors_of_ext4_are_seen(tmp_path: Path) -> None:
     assert (codes.FILE_SYSTEM_ERRORS, 254 << 20 | 1) in found(faults)
 
 
+async def test_a_disk_that_hangs_silences_nothing_and_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mountinfo, answers, asked = tmp_path / "mountinfo", threading.Event(), list[str]()
+    mountinfo.write_text("22 1 254:1 / /a ro - ext4 /dev/vda1 ro\n23 1 254:2 / /b rw - xfs /dev/vdb rw\n")
+    a, b = 254 << 20 | 1, 254 << 20 | 2
+
+    def usage(place: Path) -> float:
+        asked.append(place.name)
+        if place.name == "b":
+            answers.wait(60)
+        return 0.99
+
+    monkeypatch.setattr(storage, "read_usage", usage)
+    monkeypatch.setattr(storage, "PATIENCE", 60)
+    detector = storage.Storage(sys=tmp_path, mountinfo=mountinfo, every=0.01)
+    detector.resume([NodeFault(code=codes.READ_ONLY, device="Storage", id=a, since_ms=1)])
+    try:
+        assert found(await seen(detector, lambda told: True)) == [(codes.READ_ONLY, a)], "at once"
+        monkeypatch.setattr(storage, "PATIENCE", 0.1)
+        faults = await seen(detector, lambda told: len(told) > 2)
+        assert found(faults) == [(codes.READ_ONLY, a), (codes.DISK_FULL, a), (codes.DISK_HANGS, b)]
+        await seen(detector, lambda told: asked.count("a") > 3)
+        assert asked.count("b") == 1, "one at most waits for it"
+    finally:
+        answers.set()
+    faults = await seen(detector, lambda told: (codes.DISK_HANGS, b) not in found(told))
+    assert found(faults) == [(codes.READ_ONLY, a), (codes.DISK_FULL, a), (codes.DISK_FULL, b)]
+
+
+async def test_what_is_full_stays_so_until_it_has_been_asked_again(tmp_path: Path) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text("22 1 254:1 / / rw - ext4 /dev/vda1 rw\n")
+    detector = storage.Storage(sys=tmp_path, mountinfo=mountinfo, every=0.01)
+    detector.resume([NodeFault(code=codes.DISK_FULL, device="Storage", id=mount().id, since_ms=1)])
+    assert found(await seen(detector, lambda told: True)) == [(codes.DISK_FULL, mount().id)]
+
+
 # --- pressure
 
 PRESSURE = "some avg10=90.00 avg60=1.00 avg300=0.10 total=1\nfull avg10={} avg60=0.00 avg300=0.00 total=0\n"
@@ -374,6 +414,25 @@ async def test_a_machine_with_nvidia_smi(tmp_path: Path) -> None:
     assert found(faults) == [(codes.xid_code(48), 3)]
 
 
+async def test_an_nvidia_smi_that_no_longer_answers_is_a_fault_and_takes_none_back(tmp_path: Path) -> None:
+    tool, says = tmp_path / "nvidia-smi", tmp_path / "says"
+    tool.write_text(f"#!/bin/sh\nexec cat {says}\n")
+    tool.chmod(0o755)
+    says.write_text("3, 00000000:AF:00.0, 2, No, No\n")
+    detector = nvidia.Nvidia(tool=str(tool), kmsg=tmp_path / "none", nvml=False, every=0.01)
+    assert found(await seen(detector, lambda told: True)) == [(codes.GPU_MEMORY, 3)]
+    says.unlink()
+    faults = await seen(detector, lambda told: found(told) != [(codes.GPU_MEMORY, 3)])
+    assert found(faults) == [(codes.GPU_MEMORY, 3), (codes.GPU_DRIVER, 0)]
+    other = nvidia.Nvidia(tool=str(tool), kmsg=tmp_path / "none", nvml=False, every=0.01)
+    other.resume(faults)
+    told = await seen(other, lambda told: True)
+    assert found(told) == [(codes.GPU_MEMORY, 3), (codes.GPU_DRIVER, 0)]
+    says.write_text("3, 00000000:AF:00.0, 0, No, No\n")
+    for each in (detector, other):
+        assert await seen(each, lambda told: not told) == []
+
+
 async def test_machines_without_such_hardware_have_nothing_to_look_at(tmp_path: Path) -> None:
     async with aio.timeout(10):
         await nvidia.Nvidia(tool=str(tmp_path / "none"), nvml=False).run(lambda faults: None)
@@ -431,6 +490,124 @@ async def test_a_machine_with_npu_smi(tmp_path: Path) -> None:
         (0, "81078603"),
         (2, "A8028801"),
     ]
+
+
+def on_cards(faults: list[ChipFault]) -> list[tuple[int, str]]:
+    return sorted((fault.chip, fault.code) for fault in faults)
+
+
+def test_a_card_that_is_missing_is_a_fault_of_its_chips_and_shifts_no_other() -> None:
+    cards = ascend.Cards()
+    assert cards.listed([(0, 2), (5, 1), (6, 1)]) == [0, 5, 6]
+    cards.hear(0, [ascend.Health(0, "OK"), ascend.Health(1, "OK")])
+    cards.hear(6, [ascend.Health(0, "Alarm", ("80E01801",))])
+    assert on_cards(cards.faults(0)) == [(3, "80E01801")]
+    assert cards.listed([(5, 1), (6, 1)]) == [5, 6]
+    assert on_cards(cards.faults(0)) == [(0, ascend.CARD_DROP), (1, ascend.CARD_DROP), (3, "80E01801")]
+    assert cards.listed([(0, 2), (5, 1), (6, 1)]) == [0, 5, 6]
+    assert on_cards(cards.faults(0)) == [(3, "80E01801")]
+    assert cards.listed([(0, 2), (4, 1), (6, 1)]) == [0, 4, 6], "another card in its place"
+    assert on_cards(cards.faults(0)) == [(3, "80E01801")]
+    cards.listed([(0, 2), (1, 1), (4, 1), (6, 1)])
+    assert on_cards(cards.faults(0)) == [(4, "80E01801")], "the list was not complete before"
+
+
+class NpuSmi:
+    """A tool that says what it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "npu-smi"
+        cases = "".join(f'"info -t health -i {card}") exec cat card{card};; ' for card in range(3))
+        self.path.write_text(f'#!/bin/sh\ncd {folder}\ncase "$*" in "info -l") exec cat list;; {cases}esac\nexit 1\n')
+        self.path.chmod(0o755)
+        self.list(0, 1, 2)
+        for card in range(3):
+            self.card(card, "OK")
+
+    def list(self, *cards: int) -> None:
+        self._write("list", "".join(f"NPU ID : {card}\nChip Count : 1\n\n" for card in cards))
+
+    def card(self, card: int, state: str, code: str = "NA") -> None:
+        self._write(f"card{card}", f"Health : {state}\nError Code : {code}\n")
+
+    def silent(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    def _write(self, name: str, text: str) -> None:
+        (self.folder / "new").write_text(text)
+        (self.folder / "new").rename(self.folder / name)
+
+
+def places(faults: list[AnyFault]) -> list[tuple[object, str]]:
+    found: list[tuple[object, str]] = []
+    for fault in faults:
+        found.append((fault.chip if isinstance(fault, ChipFault) else fault.key[1], fault.code))
+    return sorted(found, key=lambda place: place[1])
+
+
+async def test_a_tool_that_no_longer_answers_takes_no_fault_back(tmp_path: Path) -> None:
+    tool = NpuSmi(tmp_path)
+    tool.card(1, "Alarm", "80E01801")
+    detector = ascend.Ascend(tool=str(tool.path), every=0.01)
+    chip, silent = (1, "80E01801"), ("NPU", codes.NPU_TOOL)
+    assert places(await seen(detector, lambda told: True)) == [chip]
+    tool.silent("list")
+    assert places(await seen(detector, lambda told: places(told) != [chip])) == [chip, silent]
+    tool.list(0, 1, 2)
+    await seen(detector, lambda told: places(told) == [chip])
+    tool.silent("card1")
+    faults = await seen(detector, lambda told: places(told) != [chip])
+    assert places(faults) == [chip, silent]
+    assert "card 1" in next(fault.note for fault in faults if fault.code == codes.NPU_TOOL)
+    tool.card(1, "OK")
+    assert await seen(detector, lambda told: not told) == []
+
+
+async def test_a_card_that_is_not_listed_any_more_is_lost(tmp_path: Path) -> None:
+    tool = NpuSmi(tmp_path)
+    tool.card(2, "Alarm", "80E01801")
+    detector = ascend.Ascend(tool=str(tool.path), every=0.01)
+    assert places(await seen(detector, lambda told: True)) == [(2, "80E01801")]
+    tool.list(0, 2)
+    faults = await seen(detector, lambda told: places(told) != [(2, "80E01801")])
+    assert places(faults) == [(1, "40F84E00"), (2, "80E01801")]
+
+
+async def test_what_a_noded_before_us_has_found_stays_while_the_tool_does_not_answer(tmp_path: Path) -> None:
+    tool = NpuSmi(tmp_path)
+    tool.silent("list")
+    detector = ascend.Ascend(tool=str(tool.path), every=0.01)
+    detector.resume([ChipFault(code="80E01801", chip=chip, since_ms=1) for chip in (0, 1)])
+    faults = await seen(detector, lambda told: len(told) != 2)
+    assert places(faults) == [(0, "80E01801"), (1, "80E01801"), ("NPU", codes.NPU_TOOL)]
+    tool.silent("card0")
+    tool.list(0, 1, 2)
+    faults = await seen(detector, lambda told: (1, "80E01801") not in places(told))
+    assert places(faults) == [(0, "80E01801"), ("NPU", codes.NPU_TOOL)], "card 1 was heard, card 0 was not"
+
+
+async def test_a_tool_that_can_not_even_be_killed_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is inside of a driver that hangs."""
+    path, begun = tmp_path / "tool", tmp_path / "begun"
+    path.write_text(f"#!/bin/sh\necho $$ >> {begun}\nexec sleep 1000\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(tool, "PATIENCE", 0.5)
+    monkeypatch.setattr(tool, "END_PATIENCE", 0.01)
+    with monkeypatch.context() as deaf:
+        deaf.setattr(asyncio.subprocess.Process, "kill", lambda process: None)
+        asked = tool.Tool(str(path))
+        while not begun.exists():
+            assert await asked.ask() is None
+        assert await asked.ask() is None
+    os.kill(int(begun.read_text()), signal.SIGKILL)
+    async with aio.timeout(60):
+        while asked._left is not None and asked._left.returncode is None:
+            await asyncio.sleep(0.01)
+    path.write_text("#!/bin/sh\necho well\n")
+    monkeypatch.setattr(tool, "PATIENCE", 60)
+    assert await asked.ask() == "well\n"
 
 
 async def test_a_tool_that_fails_again_and_again_is_a_fault(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -159,10 +161,62 @@ async def test_the_detector_tells_of_all(monkeypatch: pytest.MonkeyPatch) -> Non
     assert told[0] == {codes.GPU_LOST, codes.GPU_MEMORY} and enough.is_set()
 
 
+async def test_a_driver_that_hangs_is_a_fault_and_takes_none_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it keep the process from ending."""
+    library, answers = Pynvml(), threading.Event()
+    answers.set()
+    rows = library.nvmlDeviceGetRemappedRows
+
+    def hang(handle: Any) -> tuple[int, int, int, int]:
+        answers.wait(60)
+        return rows(handle)
+
+    monkeypatch.setattr(library, "nvmlDeviceGetRemappedRows", hang)
+    monkeypatch.setattr(nvidia, "_load", lambda: library)
+    monkeypatch.setattr(nvidia, "PATIENCE", 0.05)
+    told: asyncio.Queue[list[tuple[str, int]]] = asyncio.Queue()
+    detector = nvidia.Nvidia(every=0)
+    running = asyncio.ensure_future(
+        detector.run(lambda faults: told.put_nowait([(fault.code, fault.key[2]) for fault in faults]))  # type: ignore[misc]
+    )
+    try:
+        async with aio.timeout(60):
+            assert await told.get() == [MEMORY_OF_0]
+            answers.clear()
+            while (now := await told.get()) == [MEMORY_OF_0]:
+                pass
+            assert now == [MEMORY_OF_0, (codes.GPU_DRIVER, 0)]
+            answers.set()
+            while (now := await told.get()) != [MEMORY_OF_0]:
+                pass
+    finally:
+        answers.set()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_thread_that_hangs_keeps_no_process_alive() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "from evertrain.noded.detectors.base import aside\n"
+        "async def main(): aside(threading.Event().wait, 'hangs')\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    try:
+        async with aio.timeout(60):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 @pytest.mark.parametrize(
     ("detector", "code", "of_node", "may"),
     [
         ("nvidia", codes.GPU_LOST, True, True),
+        ("nvidia", codes.GPU_DRIVER, True, True),
         ("nvidia", codes.xid_code(79), True, True),
         ("nvidia", codes.LINK_DOWN, True, False),
         ("nvidia", "81078603", False, False),

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from evertrain import aio
-from evertrain.noded.faults import AnyFault, NodeFault
+from evertrain.noded.faults import AnyFault
+
+T = TypeVar("T")
 
 Tell = Callable[[Iterable[AnyFault]], None]
 """Called with all faults that a detector sees now."""
@@ -31,7 +34,7 @@ class Detector(Protocol):
 class Resumes(Protocol):
     """A detector that judges by what was before, and so has to know what was found before it started."""
 
-    def resume(self, faults: Iterable[NodeFault]) -> None: ...
+    def resume(self, faults: Iterable[AnyFault]) -> None: ...
 
 
 def now_ms() -> int:
@@ -49,6 +52,28 @@ def read(path: Path) -> str:
 def number(path: Path) -> int | None:
     text = read(path)
     return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def aside(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """What a call makes that may hang for good, as one to a disk or a driver may. Nobody can end such a thread; nobody
+    waits for it, not even the end of the process."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def finish(method: Callable[[Any], None], value: object) -> None:
+        if not answer.done():
+            method(value)
+
+    def run() -> None:
+        try:
+            end: tuple[Callable[[Any], None], object] = answer.set_result, work()
+        except BaseException as error:
+            end = answer.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(finish, *end)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
 
 
 class Changes:

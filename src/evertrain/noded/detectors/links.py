@@ -19,7 +19,7 @@ from evertrain.noded import codes
 from evertrain.noded.detectors import netlink
 from evertrain.noded.detectors.base import Tell, now_ms, number, read
 from evertrain.noded.detectors.netlink import Link
-from evertrain.noded.faults import NodeFault
+from evertrain.noded.faults import AnyFault, NodeFault
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +123,9 @@ class Links:
         self._states = LinkStates(self._named)
         self._told: list[NodeFault] | None = None
 
-    def resume(self, faults: Iterable[NodeFault]) -> None:
-        self._states.missed = {fault.id for fault in faults if fault.code == codes.LINK_DOWN and fault.id}
+    def resume(self, faults: Iterable[AnyFault]) -> None:
+        down = [fault for fault in faults if isinstance(fault, NodeFault) and fault.code == codes.LINK_DOWN]
+        self._states.missed = {fault.id for fault in down if fault.id}
 
     async def run(self, tell: Tell) -> None:
         try:

@@ -2,7 +2,8 @@
 
 Xids come from the driver's library (NVML, if the Python package pynvml is there), else from the kernel's log; counters
 from the library, else from `nvidia-smi`. The faults are ones of the node, with the GPU as device: pods of GPU jobs
-carry no numbers of chips by which a fault could be laid at one pod's door.
+carry no numbers of chips by which a fault could be laid at one pod's door. What was seen last stays while the driver
+doesn't answer, as it may when a GPU fails.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from evertrain import aio
 from evertrain.noded import codes
-from evertrain.noded.detectors.base import Tell, now_ms
-from evertrain.noded.faults import NodeFault
+from evertrain.noded.detectors.base import Tell, aside, now_ms
+from evertrain.noded.detectors.tool import PATIENCE, Tool
+from evertrain.noded.faults import AnyFault, NodeFault
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 POLL_SECONDS = 30.0
 WAIT_MS = 1000
-PATIENCE = 20.0
+FAILURES = 3
+"""In a row, before that is a fault."""
 XID_LASTS_MS = 600_000
 """An error is an event, but what it says about the GPU is true for longer; resetting the GPU takes such time, too."""
 GPU = "GPU"
@@ -140,22 +146,48 @@ class Nvidia:
     ) -> None:
         self._tool, self._kmsg, self._every, self._nvml = tool, kmsg, every, nvml
         self._gpus = Gpus()
+        self._before: list[NodeFault] = []
+        """What a noded before us has found: so it is until the driver answers."""
+        self._failures = 0
+        """Of the driver to answer, in a row."""
+
+    def resume(self, faults: Iterable[AnyFault]) -> None:
+        before = [fault for fault in faults if isinstance(fault, NodeFault) and fault.device == GPU]
+        self._before = [fault for fault in before if fault.code != codes.GPU_DRIVER]
+        self._failures = FAILURES if len(self._before) < len(before) else 0
 
     async def run(self, tell: Tell) -> None:
         """Ends at once where there are no GPUs of this kind."""
-        library = await asyncio.to_thread(_load) if self._nvml else None
+        tool = shutil.which(self._tool)
+        if self._before or self._failures:  # it may take long to hear that they are over
+            self._tell(tell)
+        library = await self._answer(_load, tell) if self._nvml else None
         if library is not None:
             await self._with_library(library, tell)
-        elif tool := shutil.which(self._tool):
-            await self._with_tool(tool, tell)
+        elif tool:
+            await self._with_tool(Tool(tool), tell)
+        else:
+            tell([])
 
-    async def _with_tool(self, tool: str, tell: Tell) -> None:
+    def _tell(self, tell: Tell) -> None:
+        faults = [*self._before, *self._gpus.faults(now_ms())]
+        if self._failures >= FAILURES:
+            faults.append(_fault(0, codes.GPU_DRIVER, now_ms(), "NVIDIA's driver doesn't answer"))
+        tell(faults)
+
+    def _see(self, gpus: list[Gpu]) -> None:
+        self._gpus.see(gpus)
+        self._before, self._failures = [], 0
+
+    async def _with_tool(self, tool: Tool, tell: Tell) -> None:
         async with _lines_of(self._kmsg) as lines:
             while True:
-                text = await ask(tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
-                if text is not None:
-                    self._gpus.see(parse_csv(text))
-                tell(self._gpus.faults(now_ms()))
+                text = await tool.ask(f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+                if text is None:
+                    self._failures += 1
+                else:
+                    self._see(parse_csv(text))
+                self._tell(tell)
                 with contextlib.suppress(TimeoutError):
                     async with aio.timeout(self._every):
                         while True:
@@ -163,23 +195,36 @@ class Nvidia:
 
     def _hear(self, line: str, tell: Tell) -> None:
         if (error := parse_xid(line)) and self._gpus.error(self._gpus.index_at(error[0]), error[1], now_ms()):
-            tell(self._gpus.faults(now_ms()))
+            self._tell(tell)
+
+    async def _answer(self, work: Callable[[], T], tell: Tell) -> T:
+        """Of the driver. However long it takes: a call that hangs can only be waited for."""
+        answer = aside(work, "NVML")
+        while not (await asyncio.wait({answer}, timeout=PATIENCE))[0]:
+            self._failures += 1
+            self._tell(tell)
+        try:
+            return answer.result()
+        except Exception:
+            self._failures += 1
+            self._tell(tell)
+            raise
 
     async def _with_library(self, library: Any, tell: Tell) -> None:
         """NVML waits for events only in a thread of its own, which looks up once a second."""
-        watch = await asyncio.to_thread(_Watch, library)
+        watch = await self._answer(partial(_Watch, library), tell)
         try:
             self._gpus.expect(watch.indices)
             while True:
-                self._gpus.see(await asyncio.to_thread(watch.counters))
-                tell(self._gpus.faults(now_ms()))
+                self._see(await self._answer(watch.counters, tell))
+                self._tell(tell)
                 end = asyncio.get_running_loop().time() + self._every
                 while asyncio.get_running_loop().time() < end:
-                    event = await asyncio.to_thread(watch.wait)
+                    event = await self._answer(watch.wait, tell)
                     if event and self._gpus.error(*event, now_ms()):
-                        tell(self._gpus.faults(now_ms()))
+                        self._tell(tell)
         finally:
-            watch.close()
+            aside(watch.close, "NVML")
 
 
 class _Watch:
@@ -263,30 +308,6 @@ def _load() -> Any:
         logger.debug("no NVML: %s", error)
         return None
     return library
-
-
-async def ask(tool: str, *arguments: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """What a program prints; None if it fails or takes too long."""
-    process = await asyncio.create_subprocess_exec(
-        tool,
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=None if environment is None else {**os.environ, **environment},
-    )
-    try:
-        async with aio.timeout(PATIENCE):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        logger.warning("%s did not answer in %g s", tool, PATIENCE)
-        return None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return output.decode(errors="replace") if process.returncode == 0 else None
 
 
 @contextlib.asynccontextmanager

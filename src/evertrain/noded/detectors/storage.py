@@ -1,22 +1,27 @@
 """File systems: made read-only after an error, with errors in their own books, or full.
 
-The kernel tells when a mount changes, and ext4 when it has met an error. How full a file system is has to be asked.
+The kernel tells when a mount changes, and ext4 when it has met an error. How full a file system is has to be asked, and
+one whose disk or server hangs doesn't answer, nor does it let go of who has asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from evertrain.noded import codes
-from evertrain.noded.detectors.base import Tell, changes, now_ms, number
-from evertrain.noded.faults import NodeFault
+from evertrain.noded.detectors.base import Tell, aside, changes, now_ms, number
+from evertrain.noded.faults import AnyFault, NodeFault
 
 POLL_SECONDS = 30.0
+PATIENCE = 10.0
+"""Seconds for a file system to say how full it is."""
 FULL, FULL_AGAIN = 0.98, 0.95
 """The share at which a file system is full, and under which it no longer is."""
 STORAGE = "Storage"
@@ -91,21 +96,15 @@ def _fault(mount: Mount, code: str, note: str) -> NodeFault:
     return NodeFault(code=code, device=STORAGE, id=mount.id, since_ms=now_ms(), note=note)
 
 
-def read_usage(places: Iterable[str]) -> dict[str, float]:
-    """The share of each file system that is used, of blocks or of files, whichever is more. May take long."""
-    found = {}
-    for place in places:
-        try:
-            stat = os.statvfs(place)
-        except OSError:
-            continue
-        shares = []
-        if usable := stat.f_blocks - stat.f_bfree + stat.f_bavail:
-            shares.append(1 - stat.f_bavail / usable)
-        if stat.f_files:
-            shares.append(1 - stat.f_favail / stat.f_files)
-        found[place] = max(shares, default=0.0)
-    return found
+def read_usage(place: Path) -> float:
+    """The share of a file system that is used, of blocks or of files, whichever is more. May take for ever."""
+    stat = os.statvfs(place)
+    shares = []
+    if usable := stat.f_blocks - stat.f_bfree + stat.f_bavail:
+        shares.append(1 - stat.f_bavail / usable)
+    if stat.f_files:
+        shares.append(1 - stat.f_favail / stat.f_files)
+    return max(shares, default=0.0)
 
 
 def read_errors(sys: Path) -> dict[str, int]:
@@ -135,30 +134,29 @@ class Storage:
         self._sys, self._mountinfo, self._host = sys, mountinfo, host
         self._every = every
         self._full: list[str] = []
+        self._asked: dict[tuple[str, str], asyncio.Future[float]] = {}
+        """By device and place: not answered yet."""
+        self._slow: list[NodeFault] = []
+        """Of those that had to be asked, as of the last answer."""
 
-    def resume(self, faults: Iterable[NodeFault]) -> None:
-        self._mounts.missed = {fault.id for fault in faults if fault.code == codes.READ_ONLY}
+    def resume(self, faults: Iterable[AnyFault]) -> None:
+        before = [fault for fault in faults if isinstance(fault, NodeFault)]
+        self._mounts.missed = {fault.id for fault in before if fault.code == codes.READ_ONLY}
+        self._slow = [fault for fault in before if fault.code in (codes.DISK_FULL, codes.DISK_HANGS)]
 
     async def run(self, tell: Tell) -> None:
         counters = sorted((self._sys / "fs" / "ext4").glob("*/errors_count"))
         with changes(self._mountinfo, *counters) as news:
             while True:
-                tell(await self._look())
+                mounts = parse_mounts(await asyncio.to_thread(self._mountinfo.read_text, errors="replace"))
+                told = self._told_by_kernel(mounts)
+                tell([*told, *self._slow])
+                self._slow = await self._ask(self._mounts.watched(mounts))
+                tell([*told, *self._slow])
                 await news.wait(self._every)
 
-    async def _look(self) -> list[NodeFault]:
-        mounts = parse_mounts(await asyncio.to_thread(self._mountinfo.read_text, errors="replace"))
+    def _told_by_kernel(self, mounts: Sequence[Mount]) -> list[NodeFault]:
         found = self._mounts.faults(mounts)
-        watched = self._mounts.watched(mounts)
-        places = {str(self._host / mount.place.lstrip("/")): mount.place for mount in watched}
-        usage = await asyncio.to_thread(read_usage, places)
-        filled = full(watched, {places[place]: share for place, share in usage.items()}, self._full)
-        self._full = [mount.place for mount in filled]
-        seen = set()
-        for mount in filled:
-            if mount.id not in seen:
-                seen.add(mount.id)
-                found.append(_fault(mount, codes.DISK_FULL, f"{mount.place} is full"))
         for name, count in read_errors(self._sys).items():
             number = next((m.id for m in mounts if m.source == f"/dev/{name}"), 0)
             note = f"{count} errors in the ext4 file system on {name}"
@@ -166,3 +164,30 @@ class Storage:
                 NodeFault(code=codes.FILE_SYSTEM_ERRORS, device=STORAGE, id=number, since_ms=now_ms(), note=note)
             )
         return found
+
+    async def _ask(self, mounts: Sequence[Mount]) -> list[NodeFault]:
+        """One that hangs is waited for once, and not asked again before it has answered."""
+        keys = {mount.place: (mount.device, mount.place) for mount in mounts}
+        here = set(keys.values())
+        self._asked = {key: asked for key, asked in self._asked.items() if key in here or not asked.done()}
+        new = {key for key in here if key not in self._asked}
+        for device, place in new:
+            work = partial(read_usage, self._host / place.lstrip("/"))
+            self._asked[device, place] = aside(work, f"statvfs {place}")
+        if new:
+            await asyncio.wait([self._asked[key] for key in new], timeout=PATIENCE)
+        hung = [mount for mount in mounts if not self._asked[keys[mount.place]].done()]
+        usage = {mount.place: FULL for mount in hung if mount.place in self._full}
+        for place, key in keys.items():
+            if self._asked[key].done():
+                with contextlib.suppress(OSError):
+                    usage[place] = self._asked.pop(key).result()
+        filled = full(mounts, usage, self._full)
+        self._full = [mount.place for mount in filled]
+        found: dict[tuple[int, str], NodeFault] = {}
+        for mount in filled:
+            found.setdefault((mount.id, codes.DISK_FULL), _fault(mount, codes.DISK_FULL, f"{mount.place} is full"))
+        for mount in hung:
+            note = f"{mount.place} doesn't answer"
+            found.setdefault((mount.id, codes.DISK_HANGS), _fault(mount, codes.DISK_HANGS, note))
+        return list(found.values())
