@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from evertrain import aio
 from evertrain.faultcodes.rules import Upgrade, Upgrades
-from evertrain.kube.port import Kube, Object
+from evertrain.kube.port import NODE, Kube, Object
 from evertrain.noded import codes, contents, injected, picture
 from evertrain.noded.announce import OCCUR, Announcer, differences, message
 from evertrain.noded.board import BEFORE, Board
@@ -96,6 +96,8 @@ class NodeDaemon:
         self._known: dict[Key, tuple[AnyFault, str]] = {}
         self.detector_failures = Counter({detector.name: 0 for detector in detectors})
         self._chips = Chips()
+        self._node_known = False
+        """It was there once."""
         self._device_seen: list[Object | None] = []
         """The newest word of the watch, if there is one."""
         self._complaints: list[str] = []
@@ -218,12 +220,23 @@ class NodeDaemon:
         info = picture.node_info(judged)
         self.info.want(NodeContent(info) if info.faults else None)
         node = self._sources.nodes.get(self.node) or {"metadata": {}}
+        self._belong(node["metadata"])
         annotations = node["metadata"].get("annotations") or {}
         chips = picture.chips_of(annotations, (node.get("status") or {}).get("capacity") or {})
         if chips.type:  # a node that has lost its chips for a moment hasn't
             self._chips = chips
         if self._chips.type and self._device_info != OFF:
             self.device.want(self._content(judged, now))
+
+    def _belong(self, node: Object) -> None:
+        """Nodes come and go under new names: what is published about one that has gone must not stay for ever."""
+        uid = node.get("uid")
+        if not uid and not self._node_known:
+            return
+        self._node_known = True
+        owner = {"apiVersion": NODE.api_version, "kind": NODE.kind, "name": self.node, "uid": uid} if uid else None
+        for sheet in (self.device, self.info):
+            sheet.belongs(owner)
 
     def _content(self, judged: list[picture.Judged], now: int) -> DeviceContent:
         chips = self._chips

@@ -58,6 +58,8 @@ class Sheet:
         self._clock = clock
         self._wanted: Content | None = None
         self._decided = False
+        self._owner: Object | None = {}
+        self._may_own = True
         self._there: Object | None = None
         self._newest = 0
         self._news = asyncio.Event()
@@ -70,6 +72,13 @@ class Sheet:
         if not self._decided or content != self._wanted:
             self._decided = True
             self._wanted = content
+            self._news.set()
+
+    def belongs(self, owner: Object | None) -> None:
+        """To that object, by a reference to it, and goes when that goes. None: it has gone, and nothing is written for
+        it any more."""
+        if owner != self._owner:
+            self._owner = owner
             self._news.set()
 
     def seen(self, item: Object | None) -> None:
@@ -106,7 +115,7 @@ class Sheet:
 
     def _due(self, now: float) -> float | None:
         """Seconds until something has to be written; None: never, if nothing changes."""
-        if not self._decided or self._there is not None and not self._mine(self._there):
+        if not self._decided or self._owner is None or self._there is not None and not self._mine(self._there):
             return None
         if self._wanted is None:
             return None if self._there is None else 0.0
@@ -137,14 +146,14 @@ class Sheet:
             return
         data = wanted.render((self._there or {}).get("data") or {}, self._clock())
         metadata = {"labels": self._labels, "annotations": dict(wanted.annotations())}
-        patch = {"metadata": metadata, "data": dict(data)}
+        owners = {"ownerReferences": [self._owner]} if self._owner else {}
         try:
-            written = await self._kube.patch(CONFIG_MAP, self.name, self.namespace, patch)
+            written = await self._patched({"metadata": metadata, "data": dict(data)}, owners)
         except NotFound:
             item = {
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
-                "metadata": {"name": self.name, "namespace": self.namespace, **metadata},
+                "metadata": {"name": self.name, "namespace": self.namespace, **metadata, **owners},
                 "data": {key: text for key, text in wanted.render({}, self._clock()).items() if text is not None},
             }
             try:
@@ -153,6 +162,20 @@ class Sheet:
                 written = await self._kube.get(CONFIG_MAP, self.name, self.namespace)
         self._newest = max(self._newest, _version(written))
         self._there = written
+
+    async def _patched(self, patch: Object, owners: Object) -> Object:
+        """Who may not delete a ConfigMap may not give one that is there an owner, on clusters with the admission plugin
+        OwnerReferencesPermissionEnforcement. One that was made with it has it."""
+        there = ((self._there or {}).get("metadata") or {}).get("ownerReferences")
+        if self._may_own and owners and there != owners["ownerReferences"]:
+            try:
+                owned = {**patch, "metadata": {**patch["metadata"], **owners}}
+                return await self._kube.patch(CONFIG_MAP, self.name, self.namespace, owned)
+            except ApiError as error:
+                if error.code != 403:
+                    raise
+                self._may_own = False
+        return await self._kube.patch(CONFIG_MAP, self.name, self.namespace, patch)
 
 
 def _version(item: Object) -> int:

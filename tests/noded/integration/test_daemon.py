@@ -31,6 +31,7 @@ from tests.operator.cluster import Cluster, background, cluster
 
 PATIENCE = 120.0
 DEVICE, INFO = ("mindx-dl-deviceinfo-node-0", "kube-system"), ("mindx-dl-nodeinfo-node-0", "mindx-dl")
+NODE_0: Object = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0"}}
 
 
 class World:
@@ -72,8 +73,7 @@ class World:
 @contextlib.asynccontextmanager
 async def world(folder: Path, npus: int = 4) -> AsyncIterator[World]:
     async with cluster(folder) as running:
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0"}}
-        await running.kube.create(NODE, node)
+        await running.kube.create(NODE, NODE_0)
         resources = {"cpu": "4", "huawei.com/Ascend910": str(npus)}
         await running.kube.patch(NODE, "node-0", None, {"status": {"capacity": resources}}, status=True)
         found = World(running)
@@ -303,7 +303,9 @@ async def test_nonsense_in_the_api_does_no_harm(tmp_path: Path) -> None:
             await seen.kube.patch(CONFIG_MAP, item["metadata"]["name"], "mindx-dl", {"data": {"faults": "junk"}})
             await seen.until(lambda: not seen.device.unhealthy)
             await seen.kube.delete(NODE, "node-0")
+            await seen.until(lambda: seen.maps.get(*DEVICE) is None)
             await seen.inject(chip(2))
+            await seen.kube.create(NODE, NODE_0)
             await seen.until(lambda: seen.device.unhealthy == ("Ascend910-2",))
 
 
