@@ -68,7 +68,7 @@ ASKED: dict[str, set[Request]] = {
     | _requests("mindx-dl", leases="get create update"),
     "noded": _requests(EVERYWHERE, nodes="list watch", pods="list watch")
     | _requests("mindx-dl", configmaps="get list watch create patch delete")
-    | _requests("kube-system", configmaps="get list watch create patch", events="create"),
+    | _requests("kube-system", configmaps="get list watch create patch", events="create patch"),
     "credentials": _requests("mindx-dl", secrets="get create update"),
 }
 NEVER_ASKED = {"operator": _requests(EVERYWHERE, ascendjobs_finalizers="update")}

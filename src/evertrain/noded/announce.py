@@ -1,17 +1,19 @@
 """Events about faults, for `kubectl get events -n kube-system`: one when a fault occurs, one when it is over.
 
-They are told in the background and dropped where they can't be told: publishing must not wait for them.
+They are told in the background and dropped where they can't be told: publishing must not wait for them. A fault that
+comes and goes is counted on the Events that there are, and after a while no longer told of (`evertrain.kube.events`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from evertrain.kube.port import EVENT, ApiError, Kube, Object
+from evertrain.kube.events import MAX_MESSAGE, Correlator, Told, Words, again, timestamp
+from evertrain.kube.port import EVENT, AlreadyExists, ApiError, Kube, NotFound, Object
 from evertrain.noded.faults import AnyFault, ChipFault, Key, NodeFault
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,10 @@ logger = logging.getLogger(__name__)
 OCCUR, RECOVERY, NOTICE = "Occur", "Recovery", "Notice"
 NAMESPACE = "kube-system"
 MAX_WAITING = 200
+BURST, SIMILAR = 100, 32
+"""All chips of a node may fail at once, and be well again."""
+REFILL_SECONDS = 60.0
+"""When all of 10 000 nodes have a fault that comes and goes, that is 170 Events a second."""
 
 News = tuple[str, AnyFault, str]
 """Reason, fault and level."""
@@ -47,33 +53,61 @@ def message(fault: AnyFault, level: str) -> str:
     return f"{place}: fault {fault.code}, level {level}" + (f" ({fault.note})" if fault.note else "")
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    name: str
+
+    @property
+    def uid(self) -> str:
+        """It may not be known yet."""
+        return self.name
+
+
 class Announcer:
-    def __init__(self, kube: Kube, node: str) -> None:
+    def __init__(self, kube: Kube, node: str, *, clock: Callable[[], float] = time.time) -> None:
         self._kube = kube
         self._node = node
-        self._waiting: asyncio.Queue[tuple[News, str]] = asyncio.Queue(MAX_WAITING)
+        self._clock = clock
+        self._correlator = Correlator(burst=BURST, refill=REFILL_SECONDS, similar=SIMILAR)
+        self._waiting: asyncio.Queue[tuple[Told, str, str]] = asyncio.Queue(MAX_WAITING)
 
     def tell(self, news: News, uid: str) -> None:
+        reason, fault, level = news
+        said = Words("Warning", reason, message(fault, level)[:MAX_MESSAGE])
+        told = self._correlator.tell(_Node(self._node), said, self._clock())
+        if told is None:
+            return
         try:
-            self._waiting.put_nowait((news, uid))
+            self._waiting.put_nowait((told, level, uid))
         except asyncio.QueueFull:
             logger.info("too many events at once; one is dropped")
 
     async def run(self) -> None:
         while True:
-            news, uid = await self._waiting.get()
+            told, level, uid = await self._waiting.get()
             try:
-                await self._kube.create(EVENT, self._event(news, uid))
+                await self._write(told, level, uid)
             except (ApiError, OSError, TimeoutError) as error:
                 logger.info("an event could not be written: %s", error)
 
-    def _event(self, news: News, uid: str) -> Object:
-        reason, fault, level = news
-        moment = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    async def _write(self, told: Told, level: str, uid: str) -> None:
+        patch = {**again(told), "action": level}
+        if told.count > 1:
+            try:
+                await self._kube.patch(EVENT, told.name, NAMESPACE, patch)
+                return
+            except NotFound:
+                pass  # it has expired, or was dropped
+        try:
+            await self._kube.create(EVENT, self._event(told, level, uid))
+        except AlreadyExists:
+            await self._kube.patch(EVENT, told.name, NAMESPACE, patch)
+
+    def _event(self, told: Told, level: str, uid: str) -> Object:
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{self._node[:230]}.{time.time_ns():x}", "namespace": NAMESPACE},
+            "metadata": {"name": told.name, "namespace": NAMESPACE},
             # The API server takes events of this namespace only about objects that claim to be in it.
             "involvedObject": {
                 "apiVersion": "v1",
@@ -82,13 +116,13 @@ class Announcer:
                 "name": self._node,
                 "uid": uid,
             },
-            "type": "Warning",
-            "reason": reason,
+            "type": told.words.type,
+            "reason": told.words.reason,
             "action": level,
-            "message": message(fault, level),
-            "count": 1,
-            "firstTimestamp": moment,
-            "lastTimestamp": moment,
+            "message": told.words.message,
+            "count": told.count,
+            "firstTimestamp": timestamp(told.first),
+            "lastTimestamp": timestamp(told.last),
             "source": {"component": "noded", "host": self._node},
             "reportingComponent": "noded",
             "reportingInstance": self._node,

@@ -11,7 +11,8 @@ from evertrain.clusterd.timeline import history as published
 from evertrain.clusterd.timeline import incident as bounds
 from evertrain.clusterd.timeline.history import History, Unreadable, config_map, decoded, encoded
 from evertrain.clusterd.timeline.incident import ABANDONED, JOB_GONE, Fault, Incident, fold
-from evertrain.clusterd.timeline.words import BURST, REFILL_SECONDS, SIMILAR, Correlator, Words, event, words
+from evertrain.clusterd.timeline.words import event, words
+from evertrain.kube.events import BURST, REFILL_SECONDS, SIMILAR, Correlator, Words
 
 JOB = Job(uid="u-1", name="bert", namespace="team")
 

@@ -22,8 +22,9 @@ from evertrain.clusterd.timeline.history import LABEL, History, Unreadable, conf
 from evertrain.clusterd.timeline.incident import Incident, milliseconds
 from evertrain.clusterd.timeline.pace import Pace
 from evertrain.clusterd.timeline.store import Damaged, Store
-from evertrain.clusterd.timeline.words import Correlator, Told, again, event, words
+from evertrain.clusterd.timeline.words import event, words
 from evertrain.clusterd.timeline.writer import Writer
+from evertrain.kube.events import Correlator, Told, again
 from evertrain.kube.port import CONFIG_MAP, EVENT, AlreadyExists, ApiError, Kube, NotFound, Object
 
 logger = logging.getLogger(__name__)
