@@ -66,7 +66,7 @@ async def start_again(kube: FakeKube, pod: dict[str, Any]) -> None:
 
 def test_pods_that_clusterd_replaces_also_if_another_one_goes_on() -> None:
     async def run() -> None:
-        kube = await one_job(RETRIED, "")
+        kube = await one_job(FakeKube(), RETRIED)
         worker = kube.find(POD, WORKER)
         async with clusterd(kube) as timeline:
             await publish(kube, {"n1": devices(["Ascend910-0"])})
@@ -99,7 +99,7 @@ class Late(FakeKube):
 @pytest.mark.parametrize("kubernetes", [FakeKube, Late])
 def test_pods_that_are_to_go_do_not_count_as_those_that_run(kubernetes: type[FakeKube]) -> None:
     async def run() -> None:
-        kube = await one_job(RETRIED, "", kubernetes)
+        kube = await one_job(kubernetes(), RETRIED)
         kube.lingering = True
         worker = kube.find(POD, WORKER)
         async with clusterd(kube) as timeline:
@@ -121,7 +121,7 @@ def test_pods_that_are_to_go_do_not_count_as_those_that_run(kubernetes: type[Fak
 
 def test_a_pod_that_failed_and_that_the_operator_starts_again() -> None:
     async def run() -> None:
-        kube = await one_job(RETRIED, "")
+        kube = await one_job(FakeKube(), RETRIED)
         worker = kube.find(POD, WORKER)
         async with clusterd(kube) as timeline:
             kube.set_status(POD, WORKER, {"phase": "Failed"})
@@ -144,7 +144,7 @@ def test_a_pod_that_failed_and_that_the_operator_starts_again() -> None:
 
 def test_a_job_that_has_failed_in_the_end() -> None:
     async def run() -> None:
-        kube = await one_job(RETRIED, "")
+        kube = await one_job(FakeKube(), RETRIED)
         async with clusterd(kube) as timeline:
             kube.set_status(POD, WORKER, {"phase": "Failed"})
             await asyncio.sleep(5)
@@ -160,7 +160,7 @@ def test_a_job_that_has_failed_in_the_end() -> None:
 
 def test_a_job_that_is_led_tells_of_itself() -> None:
     async def run() -> None:
-        kube = await one_job(RETRIED, "")
+        kube = await one_job(FakeKube(), RETRIED)
         async with clusterd(kube, leads=lambda uid: True) as timeline:
             kube.set_status(POD, WORKER, {"phase": "Failed"})
             await asyncio.sleep(5)

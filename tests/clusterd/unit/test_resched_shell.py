@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,7 +17,8 @@ from evertrain.clusterd.recover.events import JobSeen, Note, ProcessFault, StopC
 from evertrain.clusterd.recover.machine import Recovery
 from evertrain.clusterd.resched import reasons, watched
 from evertrain.clusterd.resched.shell import LEAD_PATIENCE, READY_WORD, READY_WORDS, Rescheduler
-from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, NODE, POD, Kind, Listing
+from evertrain.kube.events import timestamp
+from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, NODE, POD, Kind, Listing, Object
 from tests import virtual_time
 from tests.clusterd.cluster_info import devices, publish
 from tests.clusterd.recover_world import World
@@ -67,7 +69,7 @@ def test_a_leader_that_is_lost_later_than_the_fault() -> None:
     """With the node of the fault, say, and its silence is noticed only when nothing happens any more."""
 
     async def run() -> None:
-        kube = await one_job()
+        kube = await led_job()
         loop = asyncio.get_running_loop()
         lost = float("inf")
         rescheduler = Rescheduler(kube, leads=lambda job: loop.time() < lost, clock=loop.time)
@@ -133,28 +135,117 @@ def test_a_recovery_does_not_wait_for_ever_for_what_the_rescheduler_may_not_read
     virtual_time.run(run())
 
 
-LEADS = {"fault-scheduling": "force", "process-recover-enable": "on"}
+class Clocked(FakeKube):
+    """Has a clock of its own."""
+
+    @property
+    def now(self) -> float:
+        return 1_800_000_000 + asyncio.get_running_loop().time()
+
+    async def create(self, kind: Kind, item: Object) -> Object:
+        made = await super().create(kind, item)
+        metadata = made["metadata"]
+        stamp = {"metadata": {"creationTimestamp": timestamp(self.now)}}
+        return await super().patch(kind, metadata["name"], metadata.get("namespace"), stamp)
+
+    async def delete(self, kind: Kind, name: str, namespace: str | None = None, **options: Any) -> Any:
+        if kind == POD:
+            grace = options.get("grace")
+            metadata = self.find(POD, name)["metadata"]
+            metadata["deletionGracePeriodSeconds"] = 30 if grace is None else grace
+            metadata["deletionTimestamp"] = timestamp(self.now + metadata["deletionGracePeriodSeconds"])
+        return await super().delete(kind, name, namespace, **options)
 
 
-async def one_job(
-    labels: dict[str, str] = LEADS, strategies: str = "recover", kubernetes: type[FakeKube] = FakeKube
-) -> FakeKube:
-    """Of a master on n0 and a worker on n1; by default it leads its recovery itself."""
-    kube = kubernetes()
-    annotations = {"recover-strategy": strategies}
-    job = await kube.create(ASCEND_JOB, ascend_job("job", labels=labels, annotations=annotations))
-    owner = {"kind": "AscendJob", "controller": True, "uid": job["metadata"]["uid"]}
+CLOCKS = [-100.0, 0.0, 100.0]
+"""Seconds by which ClusterD's is fast."""
+
+
+@pytest.mark.parametrize("fast", CLOCKS)
+def test_pods_have_their_time_to_end_whatever_the_clock_of_the_api_server_says(fast: float) -> None:
+    async def run() -> None:
+        kube = await one_job(Clocked(), {"fault-scheduling": "force"})
+        kube.lingering = True
+        rescheduler = Rescheduler(kube, clock=lambda: kube.now + fast)
+        running = asyncio.ensure_future(rescheduler.run())
+        try:
+            await rescheduler.ready.wait()
+            await publish(kube, {"n1": devices(["Ascend910-0"])})
+            await asyncio.sleep(15.5)
+            assert kube.graces == [1, 1]
+            await asyncio.sleep(1)
+            assert kube.graces == [1, 1, 0, 0]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    virtual_time.run(run())
+
+
+@pytest.mark.parametrize("predecessor", [False, True])
+@pytest.mark.parametrize("fast", CLOCKS)
+def test_a_pod_without_a_place_has_its_time_whatever_the_clock_of_the_api_server_says(
+    fast: float, predecessor: bool
+) -> None:
+    """`predecessor`: another ClusterD, on a machine with the right time, had begun it."""
+
+    async def run() -> None:
+        kube = await one_job(Clocked(), {"fault-scheduling": "force", "pod-rescheduling": "on"})
+        rescheduler = Rescheduler(kube, clock=lambda: kube.now + (0 if predecessor else fast))
+        running = asyncio.ensure_future(rescheduler.run())
+        try:
+            await rescheduler.ready.wait()
+            await publish(kube, {"n1": devices(["Ascend910-0"])})
+            await asyncio.sleep(0.5)
+            assert [item["metadata"]["name"] for item in kube.items(POD)] == ["job-master-0"]
+            if predecessor:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                rescheduler = Rescheduler(kube, clock=lambda: kube.now + fast)
+                running = asyncio.ensure_future(rescheduler.run())
+                await rescheduler.ready.wait()
+            await kube.create(POD, one_pod(kube.items(ASCEND_JOB)[0], 1, "worker", version="1"))
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            kube.set_status(POD, "job-worker-0", {"phase": "Pending", "conditions": [condition]})
+            await asyncio.sleep(11.5)
+            assert len(kube.items(POD)) == 2, "it may find one yet"
+            await asyncio.sleep(1)
+            assert [item["metadata"]["name"] for item in kube.items(POD)] == ["job-worker-0"]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    virtual_time.run(run())
+
+
+K = TypeVar("K", bound=FakeKube)
+
+
+async def led_job() -> FakeKube:
+    """Its recovery leads."""
+    labels = {"fault-scheduling": "force", "process-recover-enable": "on"}
+    return await one_job(FakeKube(), labels, {"recover-strategy": "recover"})
+
+
+async def one_job(kube: K, labels: dict[str, str], annotations: dict[str, str] | None = None) -> K:
+    """Of a master on n0 and a worker on n1."""
+    job = await kube.create(ASCEND_JOB, ascend_job("job", labels=labels, annotations=annotations or {}))
     for rank, role in enumerate(("master", "worker")):
         node = {"metadata": {"name": f"n{rank}"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
         await kube.create(NODE, node)
-        metadata = {
-            "name": f"job-{role}-0",
-            "namespace": "default",
-            "labels": {"training.kubeflow.org/operator-name": "ascendjob-controller",
-                       "training.kubeflow.org/replica-type": role},
-            "annotations": {"hccl/rankIndex": str(rank), "huawei.com/Ascend910": "Ascend910-0"},
-            "ownerReferences": [owner],
-        }  # fmt: skip
-        pod = {"metadata": metadata, "spec": {"nodeName": f"n{rank}"}, "status": {"phase": "Running"}}
-        await kube.create(POD, pod)
+        await kube.create(POD, one_pod(job, rank, role) | {"spec": {"nodeName": f"n{rank}"}})
+        kube.set_status(POD, f"job-{role}-0", {"phase": "Running"})
     return kube
+
+
+def one_pod(job: Object, rank: int, role: str, version: str = "0") -> Object:
+    metadata = {
+        "name": f"job-{role}-0",
+        "namespace": "default",
+        "labels": {"training.kubeflow.org/operator-name": "ascendjob-controller",
+                   "training.kubeflow.org/replica-type": role,
+                   "version": version},
+        "annotations": {"hccl/rankIndex": str(rank), "huawei.com/Ascend910": "Ascend910-0"},
+        "ownerReferences": [{"kind": "AscendJob", "controller": True, "uid": job["metadata"]["uid"]}],
+    }  # fmt: skip
+    return {"metadata": metadata}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from evertrain import aio
+from evertrain.clusterd.clock import SteadyClock
 from evertrain.clusterd.effects import Failure
 from evertrain.clusterd.model import Job, Pod
 from evertrain.clusterd.recover.events import Note, ReplacePods
@@ -101,6 +102,12 @@ class Rescheduler:
         """By uid of a job: since when a fault waits for somebody to lead its recovery."""
         self._graceful: dict[str, bool] = {}
         """By uid of a job: whether its launchers are told to end in good order. Missing: nobody knows."""
+        self._steady = SteadyClock(clock)
+        self._since: dict[str, dict[bool, float]] = {}
+        """By uid of a pod: when we first saw that it has no place, and that it has to go (True). What the API server
+        says of that is by its own clock."""
+        self._recorded: dict[str, float] = {}
+        """By uid of a job: when we wrote down that its pods are replaced, the last time."""
         self._places = asyncio.Semaphore(AT_ONCE)
         self._writing = asyncio.Lock()
         self._caches: tuple[Cache, ...] = ()
@@ -146,6 +153,7 @@ class Rescheduler:
     def _pod_changed(self, before: Object | None, after: Object | None) -> None:
         if after is None and before is not None:
             self._asked.pop(str(before["metadata"].get("uid")), None)
+            self._since.pop(str(before["metadata"].get("uid")), None)
 
     async def _work(self) -> None:
         while True:
@@ -190,10 +198,13 @@ class Rescheduler:
         if job is None or not self.acts:
             self._unled.pop(uid, None)
             self._graceful.pop(uid, None)
+            self._recorded.pop(uid, None)
             return
-        now, nodes = self._clock(), self._nodes(job)
+        now, nodes = self._steady.now(), self._nodes(job)
+        job = self._by_our_clock(job, now)
         led, wake = self._is_led(job, nodes, now)
-        last = self._watched.last_rescheduled(job)
+        # All that we saw ourselves came after what a ClusterD before us has written down.
+        last = self._recorded.get(uid, None if self._watched.last_rescheduled(job) is None else 0.0)
         decision = decide(job, nodes, now, settings=self._settings, rescheduled=last, led=led)
         await self._carry_out(job, decision)
         if not decision.actions:
@@ -201,7 +212,19 @@ class Rescheduler:
             await self._stay(job)
         for due in (decision.wake, wake):
             if due is not None:
-                self._queue.add_after(("job", uid), max(0.0, due - self._clock()) + 0.01)
+                self._queue.add_after(("job", uid), max(0.0, due - self._steady.now()) + 0.01)
+
+    def _by_our_clock(self, job: JobView, now: float) -> JobView:
+        """With the times that are waited from as we saw them: that of the API server may be fast or slow."""
+
+        def seen(pod: PodView) -> PodView:
+            if pod.deleting:
+                return replace(pod, asked=self._since.setdefault(pod.uid, {}).setdefault(True, now))
+            if pod.unschedulable and not pod.node:
+                return replace(pod, created=self._since.setdefault(pod.uid, {}).setdefault(False, now))
+            return pod
+
+        return replace(job, pods=tuple(map(seen, job.pods)), backups=tuple(map(seen, job.backups)))
 
     def _is_led(self, job: JobView, nodes: dict[str, NodeView], now: float) -> tuple[bool, float | None]:
         """Whether the job's recovery leads or may still come to, and when to ask again."""
@@ -343,6 +366,7 @@ class Rescheduler:
             text = reasons.recorded(data.get(reasons.KEY) or "", job.id, tasks, self._clock(), since)
             if text is None:
                 return
+            self._recorded[job.uid] = self._steady.now()
             item = item | {"data": {**data, reasons.KEY: text}}
             try:
                 if "resourceVersion" in item["metadata"]:
