@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from evertrain.clusterd.model import JobFaults
 from evertrain.clusterd.recover import names as n
+from evertrain.clusterd.recover import view
 from evertrain.clusterd.recover.events import (
     Effect,
     Event,
@@ -112,6 +113,7 @@ moves = st.one_of(
     st.tuples(st.just("label"), st.sampled_from(["on", "pause", "off"])),
     st.tuples(st.just("wish"), st.sampled_from(["", "retry", "recover", "dump", "exit"])),
     st.tuples(st.just("confirm"), st.sampled_from(["", "3:1", "x"])),
+    st.tuples(st.just("status"), st.sampled_from(["complete", "failed", "running"])),
     st.tuples(st.just("table"), st.sampled_from(["true", "false"])),
 )
 jobs = st.fixed_dictionaries(
@@ -194,6 +196,7 @@ class Luck(Play):
         accepted = isinstance(event, Status) and event.code == 0
         closed = [each for each in effects if getattr(each, "kind", "") == "closed"]
         renewed = any("whole job was started again" in each.text for each in closed)  # type: ignore[union-attr]
+        renewed = renewed or self.job.ended or self.job.status == "complete"
         if renewed or (closed and accepted) or (isinstance(event, JobSeen) and event.job is None):
             if not any(isinstance(each, Signal) and each.type == n.STOP_TRAIN for each in effects):
                 self.stopped.pop("", None)
@@ -262,6 +265,9 @@ class Luck(Play):
     def do_label(self, value: str) -> list[Effect]:
         return self.label(process_recover_enable=value)
 
+    def do_status(self, status: str) -> list[Effect]:
+        return self.see(status=status, ended=status == "failed")
+
     def do_wish(self, value: str) -> list[Effect]:
         return self.annotate(ProcessRecoverStrategy=value) if n.PLATFORM_STRATEGY in self.job.annotations else []
 
@@ -322,6 +328,14 @@ def job_of(strategies: str, **codes: list[int]) -> dict[str, object]:
     beginning=[],
     luck=[("fault", {2: "0", 4: "1"}), ("answer", 4), ("unsubscribe", None), ("answer", 1), ("pending", 0)],
 )
+@example(  # the node of the first pod is lost while training is smaller
+    job=job_of("elastic-training, dump", downgrade=[0]),
+    beginning=[],
+    luck=[
+        ("fault", {4: "1"}), ("answer", 3), ("pending", 2), ("say", Status(0, "downgrade")),
+        ("hardware", [(0, "1", "", "SeparateNPU", False)]), ("unsubscribe", None),
+    ],
+)  # fmt: skip
 @given(job=jobs, beginning=beginnings, luck=st.lists(moves, max_size=20))
 def test_any_order(job: dict[str, object], beginning: list[tuple[str, object]], luck: list[tuple[str, object]]) -> None:
     world = Luck(**job)
@@ -329,6 +343,9 @@ def test_any_order(job: dict[str, object], beginning: list[tuple[str, object]], 
         world.play(move, what)
     world.come_to_rest()
     assert world.state in (n.INIT, n.SCALED)
+    if world.state == n.SCALED and not world.machine.listening:
+        away = view.away(world.job, world.faults)
+        assert away <= world.machine.data.pods.keys(), "it trains on with pods that are lost"
     assert not world.stopped, "training was left paused"
     assert world.job.labels[n.ENABLE] != n.PAUSE, "the job would not recover any more"
     machine = world.machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -67,22 +68,64 @@ def test_where_a_state_leads_that_lasts_too_long(state: str) -> None:
 @pytest.mark.parametrize("state", n.STATES)
 def test_every_state_ends_if_only_time_passes(state: str) -> None:
     world = STATES[state]()
+    assert rest(world).state == (n.SCALED if state == n.SCALED else n.INIT)
+
+
+def rest(world: World) -> World:
     for _ in range(20):
         if world.machine.deadline is None:
             break
         world.tick()
-    assert world.state == (n.SCALED if state == n.SCALED else n.INIT)
+    return world
 
 
 @pytest.mark.parametrize("state", n.STATES)
 def test_every_state_ends_if_nobody_listens_any_more(state: str) -> None:
     world = STATES[state]()
     world.say(Unsubscribed())
-    for _ in range(20):
-        if world.machine.deadline is None:
-            break
-        world.tick()
-    assert world.state == (n.SCALED if state == n.SCALED else n.INIT)
+    # Who trains smaller does so with nobody to listen, too.
+    assert rest(world).state == (n.SCALED if state == n.SCALED else n.INIT)
+
+
+@pytest.mark.parametrize("state", n.STATES)
+def test_every_state_ends_if_the_node_of_the_first_pod_is_lost(state: str) -> None:
+    world = STATES[state]()
+    world.hit(world.fault(0, code="", level=""))
+    world.say(Unsubscribed())
+    assert rest(world).state == n.INIT
+
+
+def test_a_job_that_trains_smaller_and_has_lost_the_node_of_its_first_pod_is_rescheduled() -> None:
+    world = STATES[n.SCALED]()
+    world.log.clear()
+    world.hit(world.fault(2, code="", level=""))  # that one is out anyway
+    world.say(Unsubscribed())
+    assert (world.state, world.machine.deadline) == (n.SCALED, None)
+    world.hit(world.fault(0, code="", level=""))
+    assert limit(world) == timing.SUBSCRIBER
+    world.say(Subscribed())
+    assert world.machine.deadline is None, "it lives: only the cluster does not hear of its node"
+    world.say(Unsubscribed())
+    world.wait()
+    assert world.state == n.FAULT_RETRY
+    assert [each.whole_job for each in world.replaced] == [True]
+
+
+def test_a_job_that_trains_smaller_and_ends_is_not_rescheduled() -> None:
+    world = STATES[n.SCALED]()
+    world.say(Unsubscribed())
+    world.see(pods={rank: replace(pod, phase="Succeeded") for rank, pod in world.job.pods.items()})
+    assert world.machine.deadline is None
+
+
+def test_a_first_pod_that_has_gone_from_a_job_that_trains_smaller_is_waited_for() -> None:
+    world = STATES[n.SCALED]()
+    world.say(Unsubscribed())
+    began = world.now
+    world.see(pods={rank: pod for rank, pod in world.job.pods.items() if rank})
+    world.wait()
+    assert world.state == n.FAULT_RETRY
+    assert world.now - began >= timing.RESCHEDULE
 
 
 def limit(world: World) -> float:

@@ -25,7 +25,8 @@ NEEDS_CLIENT = frozenset(n.STATES) - {
     n.INIT, n.FLUSHING, n.GLOBAL_FAULT, n.DECIDED, n.RESCHEDULING, n.FAULT_RETRY, n.KILL_JOB, n.SCALED, n.NEW_POD,
     n.OLD_POD, n.STOP_JOB,
 }  # fmt: skip
-"""States that only a client's report leads out of. The others have a limit of their own, and go on without one."""
+"""States that only a client's report leads out of. The others have a limit of their own, and go on without one, but for
+a job that trains smaller."""
 
 
 class Core:

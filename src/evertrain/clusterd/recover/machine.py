@@ -202,12 +202,20 @@ class Recovery(Maintenance):
     def _watch_listener(self) -> None:
         """A client whose pod does not run can't come; how long that may last is a matter of rescheduling."""
         data = self.data
-        if self.listening or data.state not in NEEDS_CLIENT:
+        if self.listening or not self._needs_client:
             data.lonely = data.deserted = None
         elif data.lonely is None or data.deserted is None:
             data.lonely = data.deserted = self.now
         elif self._manager_is_away and self.now - data.deserted < self.config.reschedule_wait:
             data.lonely = self.now
+
+    @property
+    def _needs_client(self) -> bool:
+        """A job that trains smaller needs nobody as long as all that it trains with is there. If something is not, only
+        its client could say so."""
+        if self.data.state != n.SCALED:
+            return self.data.state in NEEDS_CLIENT
+        return not view.away(self.job, self._faults) <= self.data.pods.keys()
 
     @property
     def _manager_is_away(self) -> bool:

@@ -41,6 +41,14 @@ def silent(job: Job | None, faults: JobFaults | None) -> dict[int, str]:
     return {each.pod: each.node for each in faults.ranks if not each.code and each.pod_uid in there}
 
 
+def away(job: Job | None, faults: JobFaults | None) -> set[int]:
+    """Pods of the job that are not there, don't run or are on a node that does not answer."""
+    if job is None:
+        return set()
+    there = {rank for rank, pod in job.pods.items() if pod.running or pod.phase == "Succeeded"}
+    return ({*range(job.replicas), *job.pods} - there) | silent(job, faults).keys()
+
+
 def key(fault: RankFault) -> str:
     return f"{fault.rank}/{fault.pod_uid}/{fault.type}/{fault.code}"
 
