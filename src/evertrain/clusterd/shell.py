@@ -77,6 +77,7 @@ class ClusterD:
 
     async def _close_timeline(self, starting: asyncio.Future[None]) -> None:
         """A thread opens the file, and can't be told not to."""
+        self.timeline.end()
         await asyncio.gather(starting, return_exceptions=True)
         await self.timeline.close()
 

@@ -1,5 +1,6 @@
 """Incidents from notes: phases that add up, restarts in the middle, bounds; what is told as Events of a job."""
 
+import json
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -11,8 +12,12 @@ from evertrain.clusterd.timeline import history as published
 from evertrain.clusterd.timeline import incident as bounds
 from evertrain.clusterd.timeline.history import History, Unreadable, config_map, decoded, encoded
 from evertrain.clusterd.timeline.incident import ABANDONED, JOB_GONE, Fault, Incident, fold
+from evertrain.clusterd.timeline.shell import Timeline
 from evertrain.clusterd.timeline.words import event, words
 from evertrain.kube.events import BURST, REFILL_SECONDS, SIMILAR, Correlator, Words
+from evertrain.kube.port import CONFIG_MAP, ApiError, Kind
+from tests import virtual_time
+from tests.kube.fake import FakeKube
 
 JOB = Job(uid="u-1", name="bert", namespace="team")
 
@@ -297,3 +302,46 @@ def test_what_an_earlier_clusterd_noted_is_told_again():
     (incident,) = told([*again, *RECOVERY[6:]])
     assert incident.cause == "rank 3 failed" and incident.faults == (Fault(3, "1"),)
     assert incident.total_ms == 720 and incident.durations[0] == ("detect", 402)
+
+
+def test_an_api_server_that_is_away_at_the_start_costs_no_incident_that_was_published():
+    kube, refused = FakeKube(), 3
+
+    def away(verb: str, kind: Kind, name: str) -> None:
+        nonlocal refused
+        if verb == "list" and refused:
+            refused -= 1
+            raise ApiError(503, "ServiceUnavailable", "away")
+
+    async def incident(name: str) -> None:
+        timeline = Timeline(kube)
+        await timeline.start()
+        for at, note in RECOVERY:
+            timeline.note(JOB, Note(note.kind, note.text, {**note.details, "id": name}), at / 1000)
+        await timeline.close()
+
+    async def run() -> None:
+        kube.before = lambda verb, kind, name: None
+        await incident("first")
+        kube.before = away
+        await incident("second")
+
+    virtual_time.run(run())
+    (item,) = kube.items(CONFIG_MAP)
+    assert [each["id"] for each in json.loads(item["data"][published.KEY])] == ["first", "second"] and not refused
+
+
+def test_a_timeline_that_ends_does_not_wait_for_an_api_server_that_is_away():
+    async def run() -> None:
+        kube = FakeKube()
+        timeline = Timeline(kube)
+
+        def away(verb: str, kind: Kind, name: str) -> None:
+            timeline.end()
+            raise ApiError(503, "ServiceUnavailable", "away")
+
+        kube.before = away
+        await timeline.start()
+        await timeline.close()
+
+    virtual_time.run(run())

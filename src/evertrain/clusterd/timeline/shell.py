@@ -84,11 +84,22 @@ class Timeline:
             self._writer.put(closed)
 
     async def _published(self) -> list[Object]:
-        try:
-            return (await self._kube.list(CONFIG_MAP, labels=LABEL)).items
-        except _TROUBLE as error:
-            logger.warning("timeline: what was published before can't be read: %s", error)
-            return []
+        """Who does not know it writes over it with the next incident: it is asked for until it is told or refused."""
+        delay = PUBLISH_SECONDS
+        while not self._ending.is_set():
+            try:
+                return (await self._kube.list(CONFIG_MAP, labels=LABEL)).items
+            except _TROUBLE as error:
+                logger.warning("timeline: what was published before can't be read: %s", error)
+                if isinstance(error, ApiError) and error.code == 403:
+                    break
+            await self._wait(delay)
+            delay = min(MAX_RETRY_SECONDS, 2 * delay)
+        return []
+
+    def end(self) -> None:
+        """Nothing is waited for any more: `close` comes next."""
+        self._ending.set()
 
     def note(self, job: Job, note: Note, now: float) -> None:
         changed = self._history.note(job, note, milliseconds(now))
@@ -156,7 +167,7 @@ class Timeline:
 
     async def close(self) -> None:
         """Writes what waits, but not for long."""
-        self._ending.set()
+        self.end()
         for job in list(self._unpublished):
             self._publish(job)
         waiting = [*self._publishers.values(), *([self._teller] if self._teller is not None else [])]
