@@ -294,6 +294,23 @@ async def test_rank_tables_of_a_service() -> None:
         await end_of(stream)
 
 
+async def test_nobody_is_remembered_by_names_that_are_too_long() -> None:
+    long, just = "x" * 257, "x" * 256
+    async with serving() as up, client(up.address) as caller:
+        up.hub.services[just] = (JOB,)
+        for job, role in ((long, "controller"), (just, long)):
+            status = await soon(caller.Config.Register(config_pb2.ClientInfo(jobId=job, role=role)))
+            assert (status.code, "at most 256" in status.info) == (409, True)
+            status = await soon(caller.Fault.Register(fault_pb2.ClientInfo(jobId=job, role=role)))
+            assert status.code == 409
+            stream = caller.TrainingDataTrace.SubscribeDataTraceSwitch(
+                profiling_pb2.ProfilingClientInfo(jobId=job, role=role)
+            )
+            assert "at most 256" in (await failure(stream.read()))[1]
+        assert (await soon(caller.Config.Register(config_pb2.ClientInfo(jobId=just, role=just)))).code == 0
+        assert (await soon(caller.Fault.Register(fault_pb2.ClientInfo(jobId=just, role=just)))).code == 200
+
+
 # PubFault.
 
 

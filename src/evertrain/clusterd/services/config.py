@@ -11,7 +11,7 @@ from typing import Any
 from evertrain.clusterd.services.access import Security
 from evertrain.clusterd.services.ports import ConfigPort
 from evertrain.clusterd.services.registry import Registry
-from evertrain.clusterd.services.replies import MOST_JOBS, Code, registered, too_many
+from evertrain.clusterd.services.replies import MOST_JOBS, Code, registered, too_long, too_many
 from evertrain.clusterd.services.streams import fail, pour
 from evertrain.wire import config_pb2 as wire
 
@@ -26,6 +26,8 @@ class Config:
 
     async def Register(self, request: wire.ClientInfo, context: Any) -> wire.Status:
         member = await self._security.admit(context, request.jobId, self._hub.jobs_of(request.jobId))
+        if wrong := too_long(request.jobId, request.role):
+            return wire.Status(code=wrong.code, info=wrong.info)
         if not self._registry.register((request.jobId, request.role, member)):
             return wire.Status(code=Code.TOO_MANY, info=too_many(request.jobId).info)
         return wire.Status(code=Code.OK, info=registered().info)

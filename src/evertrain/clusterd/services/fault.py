@@ -18,7 +18,7 @@ from evertrain.clusterd.services.access import WHOLE_CLUSTER, Security
 from evertrain.clusterd.services.limits import Bucket
 from evertrain.clusterd.services.ports import FaultPort
 from evertrain.clusterd.services.registry import Registry
-from evertrain.clusterd.services.replies import MOST_JOBS, Code, no_job, too_many
+from evertrain.clusterd.services.replies import MOST_JOBS, Code, no_job, too_long, too_many
 from evertrain.clusterd.services.streams import fail, pour
 from evertrain.wire import fault_pb2 as wire
 
@@ -43,6 +43,8 @@ class Fault:
         member = await self._security.admit(context, job, self._hub.jobs_of(job))
         if not request.role:
             await fail(context, "request is nil or role is empty")
+        if wrong := too_long(job, request.role):
+            return wire.Status(code=wrong.code, info=wrong.info)
         if job != WHOLE_CLUSTER and not self._hub.jobs_of(job):
             return wire.Status(code=Code.NO_JOB, info=no_job(job).info)
         if not self._registry.register((job, request.role, member)):

@@ -10,7 +10,7 @@ from typing import Any
 from evertrain.clusterd.services.access import Security
 from evertrain.clusterd.services.ports import TracePort, Unavailable
 from evertrain.clusterd.services.registry import Registry
-from evertrain.clusterd.services.replies import MOST_JOBS
+from evertrain.clusterd.services.replies import MOST_JOBS, too_long
 from evertrain.clusterd.services.streams import fail, pour
 from evertrain.wire import profiling_pb2 as wire
 
@@ -64,6 +64,8 @@ class TrainingDataTrace:
         """One stream for each job and role; the one before ends."""
         key = (request.jobId, request.role)
         await self._security.admit(context, request.jobId)
+        if wrong := too_long(*key):
+            return await fail(context, wrong.info)
         if key not in self._registry and not self._registry.register(key):
             return await fail(context, f"there are {MOST_JOBS} subscribers already")
         changes = self._hub.trace_changes(request.jobId)

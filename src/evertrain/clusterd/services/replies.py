@@ -31,6 +31,8 @@ class Code(IntEnum):
 
 MOST_JOBS = 10_000
 """That are registered, with Recover and with Fault."""
+LONGEST_NAME = 256
+"""Characters of a job's id, a service's name or a role."""
 
 _REPORTS: dict[type[Report], str] = {
     StopComplete: "ReportStopComplete",
@@ -61,6 +63,14 @@ def no_job(job: str) -> Reply:
 
 def too_many(job: str) -> Reply:
     return Reply(Code.TOO_MANY, f"jobId={job} out of max serve jobs {MOST_JOBS}")
+
+
+def too_long(*names: str) -> Reply | None:
+    """Who registers with one of these would be remembered with it."""
+    longest = max(map(len, names))
+    if longest <= LONGEST_NAME:
+        return None
+    return Reply(Code.BAD_REQUEST, f"jobId or role is too long: {longest} characters, at most {LONGEST_NAME}")
 
 
 def registered() -> Reply:
