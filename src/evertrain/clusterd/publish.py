@@ -31,8 +31,11 @@ class Publisher:
         self._wanted: dict[Key, Object | None] = {}
         """None: it shall not be there."""
         self._written: dict[Key, Object] = {}
-        self._busy: set[Key] = set()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._puts = 0
+        self._numbers: dict[Key, int] = {}
+        """The number of the newest that was put, as long as that is not written."""
+        self._waiting: dict[Key, list[tuple[int, asyncio.Future[None]]]] = {}
+        """Who waits until what has that number, or a newer, is written."""
         self._queue: WorkQueue[Key] = WorkQueue(max_delay=10.0)
 
     def put(self, item: Object) -> None:
@@ -40,27 +43,30 @@ class Publisher:
         key = _key(item)
         if key not in self._wanted and self._written.get(key) == item:
             return
-        self._wanted[key] = item
-        self._queue.add(key)
+        self._want(key, item)
 
     def remove(self, namespace: str, name: str) -> None:
-        self._wanted[namespace, name] = None
-        self._queue.add((namespace, name))
+        self._want((namespace, name), None)
+
+    def _want(self, key: Key, item: Object | None) -> None:
+        self._puts += 1
+        self._wanted[key], self._numbers[key] = item, self._puts
+        self._queue.add(key)
 
     def written(self, item: Object) -> bool:
         """Is it so, as far as we know?"""
         return self._written.get(_key(item)) == item
 
     async def until_written(self, namespace: str, name: str) -> None:
-        """Until the ConfigMap is as it was put last, or can't be because its namespace is not there."""
+        """Until the ConfigMap is as it was put last, or can't be because its namespace is not there. What is put from
+        now on is not waited for."""
         key = namespace, name
-        while key in self._wanted or key in self._busy:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(done)
-            try:
-                await done
-            finally:
-                self._waiting.discard(done)
+        number = self._numbers.get(key)
+        if number is None:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append((number, done))
+        await done
 
     async def run(self) -> None:
         async with aio.TaskGroup() as tasks:
@@ -78,6 +84,9 @@ class Publisher:
             except (ApiError, OSError, TimeoutError) as error:
                 delay = self._queue.retry(key)
                 logger.warning("ConfigMap %s/%s is not written: %s; again in %.2f s", *key, error, delay)
+            except Exception:
+                # One that can't be dealt with, whoever has made it so, must not stop the others.
+                logger.exception("ConfigMap %s/%s is not written; again in %.2f s", *key, self._queue.retry(key))
             finally:
                 self._queue.done(key)
 
@@ -95,41 +104,46 @@ class Publisher:
 
     async def _write(self, key: Key) -> None:
         """Until it is done, newer content may come: that is then wanted, and this is not."""
-        item = self._wanted.pop(key, None)
-        self._busy.add(key)
+        item, number = self._wanted.pop(key, None), self._numbers[key]
         self._written.pop(key, None)  # who wants it as it was before must not be told that it is so
         try:
-            if item is None:
-                with contextlib.suppress(NotFound):
-                    await self._kube.delete(CONFIG_MAP, key[1], key[0])
-                return
-            try:
-                there = await self._kube.get(CONFIG_MAP, key[1], key[0])
-            except NotFound:
-                try:
-                    await self._kube.create(CONFIG_MAP, item)
-                    self._written[key] = item
-                    return
-                except AlreadyExists:
-                    there = await self._kube.get(CONFIG_MAP, key[1], key[0])
-            if not _says(there, item):
-                metadata = there["metadata"]
-                labels = {**(metadata.get("labels") or {}), **(item["metadata"].get("labels") or {})}
-                await self._kube.replace(
-                    CONFIG_MAP, there | {"metadata": metadata | {"labels": labels}, "data": item.get("data") or {}}
-                )
-            self._written[key] = item
+            await self._make(key, item)
         except NotFound:
             # Its namespace is not there, or was deleted: nobody could read it.
             logger.info("ConfigMap %s/%s: there is no such namespace", *key)
         except BaseException:
             self._wanted.setdefault(key, item)
             raise
-        finally:
-            self._busy.discard(key)
-            for waiting in self._waiting:
-                if not waiting.done():
-                    waiting.set_result(None)
+        if self._numbers[key] == number:
+            del self._numbers[key]
+        waiting = self._waiting.pop(key, [])
+        for due, done in waiting:
+            if due <= number and not done.done():
+                done.set_result(None)
+        if left := [each for each in waiting if not each[1].done()]:
+            self._waiting[key] = left
+
+    async def _make(self, key: Key, item: Object | None) -> None:
+        if item is None:
+            with contextlib.suppress(NotFound):
+                await self._kube.delete(CONFIG_MAP, key[1], key[0])
+            return
+        try:
+            there = await self._kube.get(CONFIG_MAP, key[1], key[0])
+        except NotFound:
+            try:
+                await self._kube.create(CONFIG_MAP, item)
+                self._written[key] = item
+                return
+            except AlreadyExists:
+                there = await self._kube.get(CONFIG_MAP, key[1], key[0])
+        if not _says(there, item):
+            metadata = there["metadata"]
+            labels = {**(metadata.get("labels") or {}), **(item["metadata"].get("labels") or {})}
+            await self._kube.replace(
+                CONFIG_MAP, there | {"metadata": metadata | {"labels": labels}, "data": item.get("data") or {}}
+            )
+        self._written[key] = item
 
 
 def config_map(namespace: str, name: str, data: dict[str, str], labels: dict[str, str] | None = None) -> Object:

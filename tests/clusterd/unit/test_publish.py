@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from evertrain import aio
 from evertrain.clusterd.publish import Publisher, config_map
-from evertrain.kube.port import CONFIG_MAP, Kind
+from evertrain.kube.port import CONFIG_MAP, ApiError, Kind
 from tests.kube.fake import FakeKube
 
 
@@ -51,3 +51,59 @@ async def test_back_to_what_it_was_while_it_is_written():
         while not publisher.written(one):
             await asyncio.sleep(0)
         assert says(kube) == "1"
+
+
+async def test_who_waits_for_a_config_map_does_not_wait_for_what_is_put_later():
+    kube = FakeKube()
+    publisher = Publisher(kube, rate=100_000)
+    puts = iter(range(1_000_000))
+
+    def before(verb: str, kind: Kind, name: str) -> None:
+        publisher.put(config_map("n", "a", {"x": str(next(puts))}))  # there is always something new
+
+    kube.before = before
+    async with running(publisher), aio.timeout(60):
+        publisher.put(config_map("n", "a", {"x": "mine"}))
+        await publisher.until_written("n", "a")
+        await publisher.until_written("n", "a")
+        assert next(puts) < 20
+
+
+async def test_who_waits_for_a_config_map_does_so_until_it_could_be_written():
+    kube = FakeKube()
+    publisher = Publisher(kube, rate=1000)
+    refused = 3
+
+    def before(verb: str, kind: Kind, name: str) -> None:
+        nonlocal refused
+        if verb == "create" and refused:
+            refused -= 1
+            raise ApiError(503, "ServiceUnavailable", "away")
+
+    kube.before = before
+    async with running(publisher), aio.timeout(60):
+        publisher.put(config_map("n", "a", {"x": "mine"}))
+        await publisher.until_written("n", "a")
+        assert says(kube) == "mine" and not refused
+        publisher.remove("n", "a")
+        await publisher.until_written("n", "a")
+        assert says(kube) is None
+        await publisher.until_written("n", "b")
+
+
+async def test_one_that_can_not_be_dealt_with_does_not_stop_the_others(caplog):
+    kube = FakeKube()
+    publisher = Publisher(kube, rate=1000, workers=1)
+
+    def before(verb: str, kind: Kind, name: str) -> None:
+        if name == "poisoned":
+            raise TypeError("no such thing")
+
+    kube.before = before
+    async with running(publisher), aio.timeout(60):
+        publisher.put(config_map("n", "poisoned", {"x": "1"}))
+        publisher.put(config_map("n", "a", {"x": "2"}))
+        await publisher.until_written("n", "a")
+        assert says(kube) == "2" and "n/poisoned is not written" in caplog.text
+        kube.before = lambda verb, kind, name: None
+        await publisher.until_written("n", "poisoned")
