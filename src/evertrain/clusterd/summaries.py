@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -13,6 +14,8 @@ from evertrain.clusterd.publish import Publisher, config_map
 from evertrain.clusterd.services.publisher import Everyone, Line
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import CONFIG_MAP, Kube, NotFound
+
+logger = logging.getLogger(__name__)
 
 SERIAL = "product-serial-number"
 PAUSE = 0.2
@@ -91,7 +94,11 @@ class Summaries:
             began = time.monotonic()
             unwritten, self._unwritten = self._unwritten, {}
             for now in unwritten.values():
-                self._write(now)
+                try:
+                    self._write(now)
+                except Exception:
+                    # One job that can't be told of must not hide the others.
+                    logger.exception("job %s can't be summarised", now.job.uid)
                 await asyncio.sleep(0)
             self._publisher.put(config_map(statistics.NAMESPACE, statistics.NAME, self._counted.written()))
             await asyncio.sleep(max(PAUSE, 4 * (time.monotonic() - began)))

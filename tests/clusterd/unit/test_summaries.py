@@ -51,3 +51,34 @@ def test_parts_that_are_not_needed_any_more_go(monkeypatch: pytest.MonkeyPatch) 
             await asyncio.gather(*running, return_exceptions=True)
 
     virtual_time.run(test())
+
+
+def test_a_job_that_can_not_be_told_of_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = summary.Summary.config_maps
+
+    def config_maps(self: summary.Summary) -> object:
+        if self.job.name == "poisoned":
+            raise ValueError("no such thing")
+        return found(self)
+
+    monkeypatch.setattr(summary.Summary, "config_maps", config_maps)
+
+    async def test() -> None:
+        kube = FakeKube()
+        publisher = Publisher(kube)
+        summaries = Summaries(publisher, Cache(kube, NODE), asyncio.get_running_loop().time)
+        running = [asyncio.ensure_future(publisher.run()), asyncio.ensure_future(summaries.run())]
+        try:
+            summaries.update(Job("P", "poisoned", "default"))
+            summaries.update(Job("U", "train", "default"))
+            await asyncio.sleep(10)
+            assert kube.find(CONFIG_MAP, "job-summary-train")
+            assert "job P can't be summarised" in caplog.text
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    virtual_time.run(test())
