@@ -139,13 +139,14 @@ class World:
         """Another process goes on with what was kept, and hears the rest again."""
         before, self.centre = self.centre, FaultCentre()
         self.centre.load(before.dump())
+        self.centre.jobs(self.jobs)
+        self.centre.forget_others()
         for name, state in before._cluster.nodes.items():
             data = dict(state._texts)
             if "DeviceInfoCfg" in data:
                 self.centre.device(name, data)
             if data.get("NodeInfo"):
                 self.centre.node(name, data)
-        self.centre.jobs(self.jobs)
         self.look()
 
     def ranks(self, job: str = "job-uid-1") -> list[RankFault]:

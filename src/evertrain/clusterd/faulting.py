@@ -159,10 +159,21 @@ class Faults:
 
     # The work.
 
+    async def remember(self) -> None:
+        """What another ClusterD has kept, before anything is told."""
+        try:
+            item = await self._kube.get(CONFIG_MAP, MEMORY, SYSTEM)
+            content = zlib.decompress(base64.b64decode((item.get("data") or {})[MEMORY_KEY]))
+            self._centre.load(content)
+        except NotFound:
+            return
+        except (KeyError, ValueError, zlib.error) as error:
+            logger.error("what was remembered of faults can't be read: %s", error)
+
     async def start(self) -> None:
-        """With all that is known, before anybody is told anything. The caches are filled."""
+        """With all that is known, before anybody is told anything. The caches are filled, and all jobs are told."""
         observer, centre = self._observer, self._centre
-        await self._remember()
+        centre.forget_others()
         self._read_files()
         names = [item["metadata"]["name"] for item in await self._written_before()]
         self._info.found(names)
@@ -282,16 +293,6 @@ class Faults:
 
     # What must survive a restart.
 
-    async def _remember(self) -> None:
-        try:
-            item = await self._kube.get(CONFIG_MAP, MEMORY, SYSTEM)
-            content = zlib.decompress(base64.b64decode((item.get("data") or {})[MEMORY_KEY]))
-            self._centre.load(content)
-        except NotFound:
-            return
-        except (KeyError, ValueError, zlib.error) as error:
-            logger.error("what was remembered of faults can't be read: %s", error)
-
     async def _keeping(self) -> None:
         """Now and then, and soon if somebody waits for it."""
         kept = b""
@@ -300,15 +301,19 @@ class Faults:
                 async with aio.timeout(KEEP_EVERY):
                     await self._hurry.wait()
             self._hurry.clear()
-            unkept, self._unkept = self._unkept, []
-            content = self._centre.dump()
-            if content != kept:
-                kept = content
-                self._put_memory(content)
-            for told in unkept:
-                if not told.done():
-                    told.set_result(None)
-            self._read_files()  # files of ConfigMaps are exchanged as a whole, which no watch of a file survives
+            try:
+                content = self._centre.dump()
+                if content != kept:
+                    self._put_memory(content)
+                    kept = content
+                unkept, self._unkept = self._unkept, []
+                for told in unkept:
+                    if not told.done():
+                        told.set_result(None)
+                self._read_files()  # files of ConfigMaps are exchanged as a whole, which no watch of a file survives
+            except Exception:
+                # Who waits for it is told to come again.
+                logger.exception("what is known of faults can't be kept")
             await asyncio.sleep(KEEP_PAUSE)
 
     def _put_memory(self, content: bytes) -> None:

@@ -109,6 +109,7 @@ class Hub:
                 await cache.synced.wait()
             left = await keep.kept(self._kube, self._recoveries.pages)
             await self._summaries.start(self._kube)
+            await self._faults.remember()
             self._look()
             await self._faults.start()
             self._labels_found()

@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from evertrain.clusterd.faulting import MEMORY, MEMORY_KEY, _packed
+from evertrain.clusterd.faults import state
+from evertrain.clusterd.faults.centre import FaultCentre
+from evertrain.clusterd.observe import SYSTEM
+from evertrain.clusterd.publish import config_map
+from evertrain.kube import namespaces
 from evertrain.kube.cache import Cache
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, NAMESPACE, NODE, POD
 from evertrain.wire.faultinfo import ChipFault, DeviceInfo, encode_device
@@ -92,6 +99,26 @@ async def test_a_fault_that_was_there_before_is_known_after_a_restart(tmp_path: 
             await client.reports_stop()
             await client.hears("globalFault")
             assert client.signals.empty(), "it is not taken for another fault"
+
+
+async def test_where_pods_were_that_have_no_place_is_known_after_a_restart(tmp_path: Path):
+    async with cluster(tmp_path) as here:
+        uid = (await make_job(here))["metadata"]["uid"]
+        await publish(here, "node-1", ChipFault("Ascend910-0", "80E18402", LEVEL, int(time.time() * 1000)))
+        async with hub_of(here) as first:
+            job = first.hub.jobs[uid]
+        lost = job.pods[1]
+        await here.kube.delete(POD, lost.name, "default", grace=0)
+        kept, left = FaultCentre(), {0: job.pods[0]}
+        for each in (job, replace(job, uid="gone")):
+            kept.job(each.uid, each)
+            kept.job(each.uid, replace(each, complete=False, pods=left))
+        memory = config_map(SYSTEM, MEMORY, {MEMORY_KEY: _packed(kept.dump())})
+        await namespaces.make(here.kube, SYSTEM)
+        await here.kube.create(CONFIG_MAP, memory)
+        async with hub_of(here) as second:
+            assert [(each.pod_uid, each.code) for each in second.hub.faults()[uid].ranks] == [(lost.uid, "80E18402")]
+            assert set(state.decode(second.centre.dump()).tables) == {uid}, "the other job is no more"
 
 
 async def test_a_node_that_goes_takes_its_ranks_along(tmp_path: Path):

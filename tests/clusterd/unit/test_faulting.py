@@ -14,7 +14,7 @@ from evertrain.clusterd import faulting
 from evertrain.clusterd.faulting import Faults
 from evertrain.clusterd.faults import public
 from evertrain.clusterd.faults.centre import FaultCentre
-from evertrain.clusterd.observe import Observer
+from evertrain.clusterd.observe import SYSTEM, Observer
 from evertrain.kube.port import CONFIG_MAP, ApiError, Kind
 from tests.kube.fake import FakeKube
 
@@ -61,6 +61,7 @@ async def test_a_public_fault_that_was_taken_survives():
     kube.before = lambda verb, kind, name: None
     centre = FaultCentre()
     second = Faults(kube, centre, Observer(kube))
+    await second.remember()
     await second.start()
     assert '"publicFaultNum":21' in centre.process(int(time.time() * 1000)).statistics["FaultNum"]
     assert [item["metadata"]["name"] for item in kube.items(CONFIG_MAP)].count("clusterd-fault-memory") == 1
@@ -84,7 +85,7 @@ async def test_too_many_public_faults_do_not_cost_the_rest_its_memory(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     centre = FaultCentre()
-    await Faults(kube, centre, Observer(kube)).start()
+    await Faults(kube, centre, Observer(kube)).remember()
     assert centre._pipeline.exposed == {"a pod"}
 
 
@@ -136,3 +137,31 @@ async def test_config_maps_of_public_faults_that_are_gone_are_forgotten():
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_what_can_not_be_kept_once_is_kept_later_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(faulting, "KEEP_EVERY", 0.01)
+    kube, centre = FakeKube(), FaultCentre()
+    faults = Faults(kube, centre, Observer(kube))
+    await faults.start()
+    dump, defects = centre.dump, 3
+
+    def poisoned(*, with_public: bool = True) -> bytes:
+        nonlocal defects
+        if defects:
+            defects -= 1
+            raise ValueError("poisoned")
+        return dump(with_public=with_public)
+
+    monkeypatch.setattr(centre, "dump", poisoned)
+    running = asyncio.ensure_future(faults.run())
+    try:
+        async with aio.timeout(60):
+            assert await faults.public_fault(message(1)) == ""
+        assert not defects and "can't be kept" in caplog.text
+        assert kube.find(CONFIG_MAP, "clusterd-fault-memory", SYSTEM)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

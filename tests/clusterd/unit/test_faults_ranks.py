@@ -6,11 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from evertrain.clusterd.faults.inputs import KubeNode
+from evertrain.clusterd.faults import state
+from evertrain.clusterd.faults.inputs import KubeNode, NodeState
 from evertrain.clusterd.faults.result import Isolation
 from evertrain.clusterd.model import FaultDevice
-from evertrain.wire.faultinfo import CARD_NETWORK, NodeFault, NodeInfo, SwitchInfo, decode_device, encode_device
-from tests.clusterd.faultworld import START, S, World, chip, device_data, make_job, node_data, switch_info
+from evertrain.wire.faultinfo import (
+    CARD_NETWORK,
+    ChipFault,
+    NodeFault,
+    NodeInfo,
+    SwitchInfo,
+    decode_device,
+    encode_device,
+)
+from tests.clusterd.faultworld import START, S, World, chip, device_data, link_down, make_job, node_data, switch_info
 
 
 def test_a_fault_hits_the_rank_that_has_the_chip() -> None:
@@ -186,6 +195,44 @@ def test_faults_are_matched_with_the_places_that_were_complete_last() -> None:
     world.job(make_job(nodes=("n0", "n2"), generation="b"))
     world.look()
     assert world.ranks() == []
+
+
+def test_what_is_remembered_of_jobs_that_went_while_nobody_looked_is_forgotten() -> None:
+    world = World(make_job(complete=True), make_job("other", ("n2",), complete=True))
+    for each in ("job-uid-1", "other"):
+        world.centre.expose(pod.uid for pod in world.jobs[each].pods.values())
+    world.job(replace(make_job("other", ("n2",), complete=False), pods={}), replace(make_job(complete=False), pods={}))
+    world.chips("n2", link_down(0))
+    world.chips("n0", link_down(0))
+    kept = state.decode(world.centre.dump())
+    assert set(kept.tables) == set(kept.relations) == {"job-uid-1", "other"} and len(kept.exposed) == 3
+    del world.jobs["other"]
+    world.restart()
+    kept = state.decode(world.centre.dump())
+    assert set(kept.tables) == set(kept.relations) == {"job-uid-1"}
+    assert kept.exposed == ["job-uid-1-pod-0-a", "job-uid-1-pod-1-a"]
+
+
+def test_a_node_that_can_not_be_judged_stays_as_it_was_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(make_job())
+    world.chips("n0", chip(0, "80E18402", "SeparateNPU"))
+    with monkeypatch.context() as patched:
+        found = NodeState.faults
+
+        def faults(self: NodeState, now: int) -> list[ChipFault]:
+            if self.name == "n0":
+                raise ValueError("poisoned")
+            return found(self, now)
+
+        patched.setattr(NodeState, "faults", faults)
+        world.centre.device("n0", device_data())
+        world.centre.device("n1", device_data(chip(1, "80E18402", "SeparateNPU")))
+        result = world.centre.process(world.now)
+        assert any("node n0 can't be judged: ValueError('poisoned')" in each for each in result.complaints)
+        assert [fault.node for fault in result.jobs["job-uid-1"].ranks] == ["n0", "n1"]
+        assert world.centre.process(world.now).complaints == (), "it is said once"
+    world.look()
+    assert [fault.node for fault in world.ranks()] == ["n1"], "nobody has to publish it again"
 
 
 def test_a_job_that_was_never_complete_is_hit_by_nothing() -> None:

@@ -10,7 +10,8 @@ time alone changes something, `Result.next_ms` says when to come back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from evertrain.clusterd.faults import public, state, view
@@ -41,6 +42,8 @@ class FaultCentre:
         self._pipeline = Pipeline(self._cluster, self.codes)
         self._dirty_nodes: set[str] = set()
         self._dirty_jobs: set[str] = set()
+        self._unjudged: dict[str, str] = {}
+        """Nodes that could not be looked at, and why."""
         self._timers = Timers()
         self._complaints: list[str] = []
         self._faulty: dict[str, NodeFaults] = {}
@@ -181,6 +184,7 @@ class FaultCentre:
 
     def process(self, now_ms: int) -> Result:
         self._wake(now_ms)
+        self._dirty_nodes |= self._unjudged.keys()
         news, changed = self._look_at_nodes(now_ms), self._look_at_jobs(now_ms)
         if self._dirty_nodes:  # what was put down to links that are no reason any more
             news, changed = news | self._look_at_nodes(now_ms), changed | self._look_at_jobs(now_ms)
@@ -238,30 +242,57 @@ class FaultCentre:
             newest = max((then for types in ranks.values() for then in types.values()), default=0)
             self._timers.set((_REPORT, job), newest + KEEP_REPORT_MS)
 
+    def forget_others(self) -> None:
+        """All jobs were told after `load`: what is remembered of others is of no use."""
+        views, pipeline = self._cluster.views, self._pipeline
+        for memory in (self._cluster.tables, pipeline.relations.jobs, pipeline.reports.by_job):
+            for uid in [uid for uid in memory if uid not in views]:
+                del memory[uid]
+        there = {pod.uid for job in self._cluster.jobs.values() for pod in (*job.pods.values(), *job.backups.values())}
+        pipeline.exposed &= there.union(*(shown.uids for shown in views.values()))
+
     # Nodes.
 
     def _look_at_nodes(self, now: int) -> frozenset[str]:
         names, self._dirty_nodes = self._dirty_nodes, set()
         for name in list(names):
-            names |= self._cluster.followers(name)
-        known = {name: self._cluster.nodes[name].faults(now) for name in names if name in self._cluster.nodes}
-        related = {uid for name in known for uid in self._relate(name, known[name], now)}
-        for name, memory in self._pipeline.retries.memory.items() if related else ():
-            if name not in names and any(event.job in related for event in memory.values()):
-                names.add(name)
-                if name in self._cluster.nodes:
-                    known[name] = self._cluster.nodes[name].faults(now)
+            with self._judging(name):
+                names |= self._cluster.followers(name)
+        known: dict[str, list[ChipFault]] = {}
+        related: set[str] = set()
+        for name in [name for name in names if name in self._cluster.nodes]:
+            with self._judging(name):
+                known[name] = self._cluster.nodes[name].faults(now)
+                related |= self._relate(name, known[name], now)
+        for node, memory in self._pipeline.retries.memory.items() if related else ():
+            if node not in names and any(event.job in related for event in memory.values()):
+                names.add(node)
+                if node in self._cluster.nodes:
+                    with self._judging(node):
+                        known[node] = self._cluster.nodes[node].faults(now)
+        names = {name for name in names if name in known or name not in self._cluster.nodes}  # others stay as they were
         news = set()
         for name in names:
             before = (self._devices.get(name), self._switches.get(name), self._infos.get(name))
-            try:
+            with self._judging(name):
                 self._look(name, known.get(name, []), now)
-            except Exception as error:  # whatever it is, the faults of other nodes must be seen
-                self._complaints.append(f"node {name} can't be judged: {error!r}")
+                self._unjudged.pop(name, None)
             if before != (self._devices.get(name), self._switches.get(name), self._infos.get(name)):
                 news.add(name)
             self._dirty_jobs |= self._cluster.on.get(name, set())
         return frozenset(news)
+
+    @contextlib.contextmanager
+    def _judging(self, name: str) -> Iterator[None]:
+        """Whatever is wrong with a node, the faults of others must be seen. It is looked at again with the next
+        news."""
+        try:
+            yield
+        except Exception as error:
+            text = f"node {name} can't be judged: {error!r}"
+            if self._unjudged.get(name) != text:
+                self._unjudged[name] = text
+                self._complaints.append(text)
 
     def _relate(self, name: str, faults: list[ChipFault], now: int) -> set[str]:
         """Links that are down are known before any node is looked at. The jobs for which they are news."""
