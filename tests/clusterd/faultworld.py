@@ -131,6 +131,11 @@ class World:
             self.look()
         return self.result
 
+    def set_clock(self, by: int) -> Result:
+        self.centre.clock_set(by)
+        self.now += by
+        return self.look()
+
     def report(self, ranks: Mapping[int, str], job: str = "job-uid-1") -> Result:
         self.centre.process_report(job, ranks, self.now)
         return self.look()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from evertrain import aio
+from evertrain.clusterd.clock import SteadyClock
 from evertrain.clusterd.faults import manual, outputs, public
 from evertrain.clusterd.faults.centre import FaultCentre
 from evertrain.clusterd.faults.faultlog import FaultLog
@@ -45,7 +46,7 @@ SERIAL = "product-serial-number"
 
 class Faults:
     def __init__(self, kube: Kube, centre: FaultCentre, observer: Observer, *, clock: Callable[[], float] = time.time):
-        self._kube, self._centre, self._observer, self._clock = kube, centre, observer, clock
+        self._kube, self._centre, self._observer, self._clock = kube, centre, observer, SteadyClock(clock)
         # One worker, so that a node that moves to another page is there before it has left.
         self._cluster_info = Publisher(kube, rate=5.0, burst=5, workers=1)
         self._others = Publisher(kube, rate=5.0, burst=20, workers=2)
@@ -198,7 +199,7 @@ class Faults:
             tasks.create_task(self._keeping())
             due = self._process()
             while True:
-                left = None if due is None else max(0.0, due / 1000 - self._clock())
+                left = None if due is None else max(0.0, (due - self._now_ms()) / 1000)
                 with contextlib.suppress(TimeoutError):
                     async with aio.timeout(left):
                         await self._news.wait()
@@ -327,7 +328,13 @@ class Faults:
             self._others.put(config_map(SYSTEM, MEMORY, {MEMORY_KEY: text}))
 
     def _now_ms(self) -> int:
-        return int(self._clock() * 1000)
+        """A wall clock that is set takes along what waits for its time: set back, it would not come for as long; set
+        forward, it would all be over."""
+        by = self._clock.was_set()
+        if by:
+            logger.warning("faults: the clock was set by %+.1f s", by)
+            self._centre.clock_set(int(by * 1000))
+        return int(self._clock.now() * 1000)
 
 
 def _packed(content: bytes) -> str:

@@ -16,6 +16,7 @@ from evertrain.clusterd.faults import public
 from evertrain.clusterd.faults.centre import FaultCentre
 from evertrain.clusterd.observe import SYSTEM, Observer
 from evertrain.kube.port import CONFIG_MAP, ApiError, Kind
+from tests import virtual_time
 from tests.kube.fake import FakeKube
 
 
@@ -137,6 +138,34 @@ async def test_config_maps_of_public_faults_that_are_gone_are_forgotten():
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+def test_a_clock_that_is_set_makes_no_fault_longer_or_shorter():
+    """It is read again whenever something happens, and what waits does so by the clock that nobody sets."""
+
+    async def run() -> None:
+        kube, centre, loop = FakeKube(), FaultCentre(), asyncio.get_running_loop()
+        wall = int(time.time()) - loop.time()
+        faults = Faults(kube, centre, Observer(kube), clock=lambda: wall + loop.time())
+        await faults.start()
+        running = asyncio.ensure_future(faults.run())
+        try:
+            once = message(1)
+            once["faults"][0]["assertion"] = "once"  # type: ignore[index]
+            for by in (-5000, 5000, 0):
+                began = loop.time()
+                assert await faults.public_fault(once) == ""
+                (entry,) = centre._pipeline.public.state.nodes["node-1"].values()
+                assert entry.added == pytest.approx((wall + began) * 1000, abs=10)
+                wall += by
+                while centre._pipeline.public.count:
+                    await asyncio.sleep(0.1)
+                assert loop.time() - began == pytest.approx(5, abs=0.2)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    virtual_time.run(run())
 
 
 async def test_what_can_not_be_kept_once_is_kept_later_and_ends_nothing(

@@ -245,3 +245,25 @@ def test_never_released_by_time() -> None:
     comes(world, HOUR)
     world.at(9999 * HOUR)
     assert world.result.manual
+
+
+@pytest.mark.parametrize("by", [-1000 * HOUR, 1000 * HOUR])
+def test_a_clock_that_is_set_neither_releases_nor_isolates(by: int) -> None:
+    world = world_with()
+    comes(world, 0)
+    world.at(HOUR)
+    world.chips("n0", chip(0, CODE, "RestartNPU", world.now))
+    world.at(HOUR + 10 * S)
+    world.set_clock(by)
+    world.at(by + HOUR + 30 * S - 1)
+    assert world.result.manual == {}
+    world.at(by + HOUR + 30 * S)
+    assert set(world.result.manual) == {"n0"}, "twice within a day"
+    world.set_clock(-by)
+    world.chips("n0")
+    (detail,) = json.loads(world.result.manual["n0"])["Detail"]["Ascend910-0"]
+    assert detail["LastSeparateTime"] == START + HOUR + 30 * S
+    world.at(49 * HOUR + 30 * S - 1)
+    assert set(world.result.manual) == {"n0"}
+    world.at(49 * HOUR + 30 * S)
+    assert world.result.manual == {}

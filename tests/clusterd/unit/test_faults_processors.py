@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evertrain.clusterd.faults.custom import read_filter
+from evertrain.clusterd.faults.wellknown import SWITCH_LINK_DOWN
 from tests.clusterd.faultworld import START, S, World, chip, device_data, link_down, make_job, switch_info
 
 UCE, HCCL, AIC = "80E01801", "8C1F860B", "80C98009"
@@ -521,3 +522,63 @@ def test_a_clock_that_is_set_back_hides_nothing_for_good() -> None:
     world.look()
     world.at(10 * S)
     assert world.codes("n0") == [(UCE, "RestartBusiness")]
+
+
+@pytest.mark.parametrize("by", [-5000 * S, 5000 * S])
+def test_what_waits_for_its_time_waits_as_long_when_the_clock_is_set(by: int) -> None:
+    """Nobody publishes a fault again because a clock was set."""
+    annotations = {"huawei.com/schedule.filter.faultCode": "80E18402:20"}
+    world = World(
+        make_job("retries", ("n0",), strategy="retry"), make_job("young", ("n1",), annotations=annotations),
+        make_job("placed", ("n2",), strategy="recover-in-place"),
+    )  # fmt: skip
+    world.chips("n0", uce(), hccl(1))
+    world.chips("n1", chip(0, "80E18402", "SeparateNPU"))
+    world.chips("n2", chip(0, "81078603", "RestartBusiness"))
+    world.at(4 * S)
+    world.set_clock(by)
+    assert [world.codes(node) for node in ("n0", "n1", "n2")] == [[], [], []]
+    world.at(by + 10 * S - 1)
+    assert world.codes("n0") == []
+    world.at(by + 10 * S)
+    assert [code for code, _ in world.codes("n0")] == [UCE, HCCL]
+    world.at(by + 20 * S - 1)
+    assert world.codes("n1") == []
+    world.at(by + 20 * S)
+    assert len(world.codes("n1")) == 1
+    world.at(by + 60 * S - 1)
+    assert world.codes("n2") == []
+    world.at(by + 60 * S)
+    assert len(world.codes("n2")) == 1
+
+
+@pytest.mark.parametrize("by", [-5000 * S, 5000 * S])
+def test_a_report_and_related_faults_are_as_old_as_they_were_when_the_clock_is_set(by: int) -> None:
+    world = World(make_job("retries", ("n0",), strategy="retry"), make_job("linked", ("n2",)))
+    world.chips("n0", uce())
+    world.chips("n2", link_down(0))
+    world.at(9 * S)
+    world.report({0: MEMORY}, "retries")
+    world.set_clock(by)
+    world.at(by + 39 * S - 1)
+    assert world.codes("n0") == []
+    world.at(by + 39 * S)
+    assert len(world.codes("n0")) == 1
+    world.at(by + 200 * S)
+    assert world.centre._pipeline.reports.by_job == {}
+    world.chips("n2", link_down(0), chip(0, "8C1F8609", "NotHandleFault", world.now))
+    assert set(world.result.labels.values()) == {"SubHealth"}, "the link that went down is not forgotten"
+    world.restart()
+    assert world.centre._pipeline.relations.jobs["linked"].pending == {}, "nor told twice"
+
+
+@pytest.mark.parametrize("by", [-5000 * S, 5000 * S])
+def test_a_link_of_a_switch_is_judged_when_its_time_is_over_by_whatever_clock(by: int) -> None:
+    world = World(make_job(nodes=("n0",)))
+    world.chips("n0", switch=switch_info(SWITCH_LINK_DOWN, "NotHandle", "Healthy"))
+    world.at(4 * S)
+    world.set_clock(by)
+    world.at(by + 300 * S - 1)
+    assert world.result.labels == {}
+    world.at(by + 300 * S)
+    assert set(world.result.labels.values()) == {"SubHealth"}

@@ -352,3 +352,29 @@ def test_garbage_is_refused_and_what_comes_goes(messages: list[object], times: l
     assert faults.count == 0 or all(
         entry.id not in ("fault-0001", "fault-0002") for node in faults.state.nodes.values() for entry in node.values()
     )
+
+
+@pytest.mark.parametrize("by", [-5000 * S, 5000 * S])
+def test_a_fault_that_occurs_once_goes_in_its_time_though_the_clock_is_set(by: int) -> None:
+    world = World(make_job())
+    send(world, "once")
+    world.at(2 * S)
+    world.set_clock(by)
+    world.at(by + 5 * S - 1)
+    assert len(world.ranks()) == 1
+    world.at(by + 5 * S)
+    assert world.ranks() == []
+
+
+@pytest.mark.parametrize("by", [-5000 * S, 5000 * S])
+def test_a_recovery_that_is_early_waits_as_long_when_the_clock_is_set(by: int) -> None:
+    world = World(make_job())
+    send(world, "recover")
+    world.set_clock(by)
+    world.at(by + 2 * S)
+    send(world)
+    assert len(world.ranks()) == 1
+    world.at(by + 5 * S)
+    assert len(world.ranks()) == 1, "for 5 s at least"
+    world.at(by + 7 * S)
+    assert world.ranks() == []

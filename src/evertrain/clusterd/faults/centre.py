@@ -56,6 +56,16 @@ class FaultCentre:
         """By job."""
         self._texts: tuple[int, int, Mapping[str, str], Mapping[str, str]] = (-1, -1, {}, {})
 
+    def clock_set(self, by_ms: int) -> None:
+        """The clock was set forward by so much, or back: nothing has become due, and all is as old as it was."""
+        for node in self._cluster.nodes.values():
+            node.clock_set(by_ms)
+        self._timers.clock_set(by_ms)
+        for each in (self._pipeline.retries, self._pipeline.manual, self._pipeline.relations, self._pipeline.public):
+            each.clock_set(by_ms)
+        self._dirty_nodes.update(self._cluster.nodes, self._pipeline.retries.memory)
+        self._dirty_jobs.update(self._cluster.views)
+
     # What is published.
 
     def device(self, node: str, data: Mapping[str, str] | None) -> None:

@@ -35,7 +35,7 @@ class NodeState:
         """After the last look."""
         self._texts: dict[str, str] = {}
         self._first: dict[tuple[str, str], tuple[int, int]] = {}
-        """By chip and code: the time that the node says, and when it was seen first."""
+        """By chip and code: the time that the node says, and when it came by our clock."""
 
     @property
     def empty(self) -> bool:
@@ -94,11 +94,15 @@ class NodeState:
         found, first = [], {}
         for fault in self.device.faults if self.device is not None else ():
             key = (fault.chip, fault.code)
-            said, seen = self._first.get(key, (0, 0))
+            said, came = self._first.get(key, (0, 0))
             if key not in self._first or said != fault.time_ms:
-                said, seen = fault.time_ms, now
-            first[key] = (said, seen)
-            came = said if 0 < said <= seen else seen
+                said = fault.time_ms
+                came = said if 0 < said <= now else now
+            first[key] = (said, came)
             found.append(fault if came == fault.time_ms else replace(fault, time_ms=came))
         self._first = first
         return found
+
+    def clock_set(self, by: int) -> None:
+        """Faults are as old as they were."""
+        self._first = {key: (said, came + by) for key, (said, came) in self._first.items()}

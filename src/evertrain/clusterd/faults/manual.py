@@ -210,6 +210,17 @@ class Manual:
         self.version += bool(changed)
         return changed
 
+    def clock_set(self, by: int) -> None:
+        codes = (codes for chips in self.state.counts.values() for codes in chips.values())
+        for count in (count for each in codes for count in each.values()):
+            count.times, count.last = [then + by for then in count.times], count.last + by
+        for each in self._waiting:
+            each.came, each.due = each.came + by, each.due + by
+        for _, _, cause in self._causes():
+            cause.time_ms += by if cause.time_ms else 0
+        self._pruned += by
+        self.version += bool(self.state.isolated)
+
     def faults(self, node: str) -> list[ChipFault]:
         return [
             ChipFault(chip, MANUAL, MANUAL, max((cause.time_ms for cause in causes), default=0))

@@ -68,6 +68,7 @@ class PublicFaults:
         """Grows with each change."""
         self.changed: set[str] = set()
         """Nodes; who has read it clears it."""
+        self._ends: dict[tuple[str, str], int] = {}
         self._frozen: str | None = None
         self.load(State())
 
@@ -120,12 +121,20 @@ class PublicFaults:
         for node, key in ended:
             self._remove(node, key)
 
+    def clock_set(self, by: int) -> None:
+        for entry in (entry for entries in self.state.nodes.values() for entry in entries.values()):
+            entry.added += by
+            entry.ends = None if entry.ends is None else entry.ends + by
+        for each in self.state.early:
+            each.due += by
+        self._ends = {key: when + by for key, when in self._ends.items()}
+
     def next_ms(self) -> int | None:
         return min((*self._ends.values(), *(each.due for each in self.state.early)), default=None)
 
     def on(self, node: str, chip_type: str) -> list[ChipFault]:
         return [
-            ChipFault(f"{chip_type}-{device}", entry.code, entry.level, entry.time_ms, PUBLIC)
+            ChipFault(f"{chip_type}-{device}", entry.code, entry.level, min(entry.time_ms, entry.added), PUBLIC)
             for entry in self.state.nodes.get(node, {}).values()
             for device in entry.devices
         ]

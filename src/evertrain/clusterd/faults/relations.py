@@ -135,6 +135,17 @@ class Relations:
         mine.pending[key] = Pending(node, chip, code, time_ms, time_ms + interval)
         return True
 
+    def clock_set(self, by: int) -> None:
+        """The times of a switch are its own, and known by what it says."""
+        for mine in self.jobs.values():
+            for each in mine.pending.values():
+                each.time_ms, each.until = each.time_ms + (by if each.chip else 0), each.until + by
+            for outcome in mine.verdicts.values():
+                outcome.time_ms += by if outcome.chip else 0
+            chips = {key for key in mine.judged if key.split("/")[1]}
+            mine.judged = {key: then + (by if key in chips else 0) for key, then in mine.judged.items()}
+            mine.triggers = {trigger: then + by for trigger, then in mine.triggers.items()}
+
     def links_down(self, job: str) -> int:
         """Until when there is something that a failed retry of communication may be about."""
         mine = self.jobs.get(job)

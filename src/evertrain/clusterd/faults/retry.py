@@ -88,6 +88,10 @@ class Reports:
         if not ranks:
             self.by_job.pop(job, None)
 
+    def clock_set(self, by: int) -> None:
+        for types in (types for ranks in self.by_job.values() for types in ranks.values()):
+            types.update({type_: then + by for type_, then in types.items()})
+
 
 def type_of(code: str) -> str:
     return MEMORY if MEMORY_ERROR in code else NETWORK if RETRY_FAILED in code else OTHER
@@ -192,6 +196,13 @@ class Retries:
             if not memory:
                 del self.memory[node]
         return nodes
+
+    def clock_set(self, by: int) -> None:
+        self.reports.clock_set(by)
+        for event in (event for memory in self.memory.values() for event in memory.values()):
+            event.time_ms += by
+        for times in (times for chips in self.accompanied.values() for times in chips.values()):
+            times[:] = [time + by for time in times]
 
     def _withheld(self, look: Look, came: int, reported: int | None) -> bool:
         if look.until(came + REPORT_MS):

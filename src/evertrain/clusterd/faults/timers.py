@@ -27,6 +27,11 @@ class Timers:
                 found.append(entry[1])
         return found
 
+    def clock_set(self, by: int) -> None:
+        self._when = {key: when + by for key, when in self._when.items()}
+        self._heap = [(when, key) for key, when in self._when.items()]
+        heapq.heapify(self._heap)
+
     @property
     def next(self) -> int | None:
         while self._heap and not self._current(self._heap[0]):
