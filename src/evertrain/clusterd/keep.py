@@ -51,7 +51,7 @@ KEPT_EFFECTS: dict[str, type] = {
 
 
 class Unreadable(Exception):
-    """The text says why."""
+    """The first argument says why. The second, if there is one, is the state, which may be readable."""
 
 
 class _Record(msgspec.Struct):
@@ -76,6 +76,8 @@ class Record:
     order: str = ""
     """What a platform ordered: nic or stress; empty if nothing."""
     answers: tuple[str, ...] = ()
+    lost: str = ""
+    """Why it can't be read, if it can't; the state is then what is there instead."""
 
     def encode(self, written: int = 0) -> bytes:
         effects = [
@@ -104,7 +106,8 @@ def _decode(item: Object) -> tuple[int, Record]:
             content = str((item.get("data") or {})[TEXT]).encode()
         found = msgspec.json.decode(content, type=_Record)
         if found.version != VERSION:
-            raise Unreadable(f"it is of version {found.version}; this ClusterD knows version {VERSION}")
+            why = f"it is of version {found.version}; this ClusterD knows version {VERSION}"
+            raise Unreadable(why, bytes(found.state))
         effects: tuple[events.Effect, ...] = tuple(
             msgspec.convert(fields, KEPT_EFFECTS[name], str_keys=True)
             for name, fields in found.effects
@@ -282,15 +285,16 @@ class Keeper:
 
 
 async def kept(kube: Kube, pages: Pages) -> list[Record]:
-    """All that is kept and can be read. Pages that are found are used further."""
+    """All that is kept, also what can't be read. Pages that are found are used further."""
     found: dict[str, tuple[int, Record, Page | None]] = {}
     surplus: list[tuple[str, str, Page | None]] = []
     for item, page in _each(pages, (await kube.list(CONFIG_MAP, labels=SELECTOR)).items):
         try:
             written, record = _decode(item)
         except Unreadable as error:
-            logger.error("ConfigMap %s can't be read, the recovery in it is lost: %s", item["metadata"]["name"], error)
-            continue
+            why, *state = error.args
+            logger.error("ConfigMap %s can't be read, the recovery in it is lost: %s", item["metadata"]["name"], why)
+            written, record = 0, Record(_job_of(item), b"".join(state), lost=why)
         this, other = (written, record, page), found.get(record.job)
         if other is not None:
             this, other = (this, other) if other[0] < written else (other, this)
@@ -316,6 +320,12 @@ def _each(pages: Pages, items: Sequence[Object]) -> Iterator[tuple[Object, Page 
         page = pages.adopt(item)
         for job, text in (item.get("data") or {}).items():
             yield {"metadata": metadata | {"name": f"{metadata['name']} ({job})"}, "data": {TEXT: text}}, page
+
+
+def _job_of(item: Object) -> str:
+    """Of a record that does not say it."""
+    name = str(item["metadata"]["name"])
+    return name.removeprefix(PREFIX) if not name.startswith(PAGES) else name.partition("(")[2].rstrip(")")
 
 
 def changes_cluster(effects: Sequence[events.Effect]) -> bool:

@@ -22,6 +22,7 @@ from evertrain.clusterd.recover.events import (
     Effect,
     FaultsSeen,
     JobSeen,
+    Lost,
     Note,
     NotifyNics,
     NotifyStress,
@@ -32,6 +33,7 @@ from evertrain.clusterd.recover.events import (
     StressTest,
     WriteReset,
 )
+from evertrain.clusterd.recover.state import is_idle
 from evertrain.clusterd.services import replies
 from evertrain.clusterd.services.ports import About, Order, Reply, Report, Unavailable
 from evertrain.clusterd.services.publisher import Line
@@ -88,14 +90,23 @@ class Recoveries:
             if job is None:
                 self.pages.forget(record.job)
                 continue  # gone, and what was kept goes with it
+            why = record.lost
             try:
-                machine = self._machine.load(record.state, record.job, make_uuid=make_uuid)
+                machine = None if why else self._machine.load(record.state, record.job, make_uuid=make_uuid)
             except Exception as error:
-                logger.error("job %s: its recovery can't be taken over: %s", record.job, error)
-                continue
-            logger.warning("job %s: its recovery is taken over in state %s", record.job, machine.state)
-            self._inited.add(job.uid)
-            self._start(job, machine, record)
+                machine, why = None, str(error)
+            if machine is not None:
+                logger.warning("job %s: its recovery is taken over in state %s", record.job, machine.state)
+                self._inited.add(job.uid)
+                self._start(job, machine, record)
+            elif is_idle(record.state):
+                logger.error("job %s: what was kept can't be read, but no recovery was going on: %s", record.job, why)
+                self.pages.forget(record.job)
+            else:
+                logger.error("job %s: its recovery can't be taken over, it is rescheduled: %s", record.job, why)
+                self._inited.add(job.uid)
+                actor = self._start(job, self._machine(job.uid, make_uuid=make_uuid), keep.Record(job.uid, b""))
+                actor.put(Lost(why))
 
     # What is seen.
 

@@ -11,6 +11,7 @@ import pytest
 
 from evertrain.clusterd.effects import Carrier
 from evertrain.clusterd.keep import PREFIX
+from evertrain.clusterd.pages import LABEL
 from evertrain.kube.client import Client as KubeClient
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, POD_GROUP, Kind, Object
 from evertrain.wire import recover_pb2 as wire
@@ -187,6 +188,40 @@ async def test_what_was_decided_but_not_done_is_done_by_the_next(tmp_path: Path,
             assert (await labels(here))["fault-type"] == "retry-fault"
             config = await find(here.kube, "reset-config-train")
             assert config is not None and json.loads(config["data"]["reset.json"])["FaultFlushing"]
+
+
+async def test_a_recovery_that_can_not_be_read_does_not_leave_the_job_paused(tmp_path: Path):
+    async with cluster(tmp_path) as here:
+        uid = (await make_job(here))["metadata"]["uid"]
+        async with hub_of(here) as first, Client(uid, first.port) as client:
+            await client.begin()
+            await client.reports_fault(r3="0")
+            await client.hears("stopTrain")
+        kept = await here.kube.get(CONFIG_MAP, PREFIX + uid, "default")
+        record = {**json.loads(kept["data"]["state.json"]), "version": 2}
+        await here.kube.patch(CONFIG_MAP, PREFIX + uid, "default", {"data": {"state.json": json.dumps(record)}})
+        async with hub_of(here) as second, Client(uid, second.port) as client:
+            order = await asyncio.wait_for(second.replacements.wanted.get(), PATIENCE)
+            assert order.whole_job
+            await client.begin()
+            assert (await client.hears("changeStrategy")).changeStrategy == "exit"
+            record = json.loads((await here.kube.get(CONFIG_MAP, PREFIX + uid, "default"))["data"]["state.json"])
+            assert record["version"] == 1 and record["state"]["state"] == "FaultRetryState"
+
+
+async def test_what_can_not_be_read_of_a_job_that_was_not_recovering_costs_nothing(tmp_path: Path):
+    async with cluster(tmp_path) as here:
+        job = await make_job(here)
+        uid = job["metadata"]["uid"]
+        metadata = {"name": PREFIX + uid, "namespace": "default", "labels": {LABEL: "true"}}
+        text = json.dumps({"version": 2, "job": uid, "state": {"handled": ["something"]}})
+        await here.kube.create(CONFIG_MAP, {"metadata": metadata, "data": {"state.json": text}})
+        async with hub_of(here) as running, Client(uid, running.port) as client:
+            assert running.hub.registrations == 0
+            await client.begin()
+            await client.reports_fault(r3="0")
+            await client.hears("stopTrain")
+            assert running.replacements.wanted.empty()
 
 
 async def test_a_report_is_acknowledged_only_when_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from evertrain.clusterd import keep, reset
 from evertrain.clusterd.actor import Actor
 from evertrain.clusterd.keep import Keeper, Record, Unreadable, decode
 from evertrain.clusterd.model import Job
+from evertrain.clusterd.pages import Pages
 from evertrain.clusterd.publish import Publisher, config_map
 from evertrain.clusterd.recover.events import (
     Answer,
@@ -82,6 +83,23 @@ def test_a_large_state_is_compressed():
 def test_what_can_not_be_read_is_said(item: Object):
     with pytest.raises(Unreadable):
         decode(item)
+
+
+async def test_what_can_not_be_read_is_found_nevertheless():
+    kube = FakeKube()
+    pages = Pages(kube)
+    text = '{"version":2,"job":"U","state":{"state":"X"}}'
+    for name, content in (("clusterd-recovery-U", text), ("clusterd-recovery-V", "{"), ("clusterd-recovery-W", "")):
+        item = keep.config_map(JOB, content.encode())
+        await kube.create(CONFIG_MAP, item | {"metadata": item["metadata"] | {"name": name}})
+    page = keep.config_map(JOB, b"")["metadata"] | {"name": "clusterd-recoveries-1"}
+    newer = Record("W", b'{"state":"Y"}')
+    await kube.create(CONFIG_MAP, {"metadata": page, "data": {"P": "{", "W": newer.encode(7).decode()}})
+    found = {each.job: each for each in await keep.kept(kube, pages)}
+    assert found.pop("W") == newer
+    assert {job: each.state for job, each in found.items()} == {"U": b'{"state":"X"}', "V": b"", "P": b""}
+    assert "version 2" in found["U"].lost and found["V"].lost and found["P"].lost
+    assert pages.page_of("P") is not None and pages.page_of("V") is None
 
 
 async def test_that_time_goes_on_is_no_reason_to_write():

@@ -31,7 +31,7 @@ async def left(kube: FakeKube) -> dict[str, str]:
     found = await keep.kept(kube, pages)
     pages.close()  # it only looks
     assert len({each.job for each in found}) == len(found)
-    return {each.job: json.loads(each.state)["state"] for each in found}
+    return {each.job: "lost" if each.lost else json.loads(each.state)["state"] for each in found}
 
 
 @pytest.fixture
@@ -211,5 +211,5 @@ async def test_what_can_not_be_read_costs_nobody_else(caplog: pytest.LogCaptureF
     await Keeper(kube, JOBS[0], pages=Pages(kube)).keep(record(JOBS[0], "A"))
     (page,) = (await kube.list(CONFIG_MAP)).items
     await kube.patch(CONFIG_MAP, page["metadata"]["name"], "default", {"data": {"U1": "{"}})
-    assert await left(kube) == {"U0": "A"}
+    assert await left(kube) == {"U0": "A", "U1": "lost"}
     assert "(U1) can't be read" in caplog.text

@@ -10,6 +10,7 @@ from evertrain.clusterd.model import MEMORY, NETWORK, OTHER
 from evertrain.clusterd.recover import names as n
 from evertrain.clusterd.recover.events import (
     JobSeen,
+    Lost,
     Note,
     ProcessFault,
     Signal,
@@ -22,9 +23,10 @@ from evertrain.clusterd.recover.events import (
     Unsubscribed,
 )
 from evertrain.clusterd.recover.machine import Recovery, Unreadable
+from evertrain.clusterd.recover.state import is_idle
 from tests.clusterd.recover_play import Play
 from tests.clusterd.recover_states import STATES
-from tests.clusterd.recover_world import World
+from tests.clusterd.recover_world import World, change
 
 HOT = {"subHealthyStrategy": "hotSwitch"}
 
@@ -273,3 +275,37 @@ def test_that_all_start_again_is_not_over_before_somebody_has_heard_it(manager_i
         assert [each.strategy for each in world.signals] == [n.EXIT]
         world.wait()
         assert (world.state, world.outcome) == (n.INIT, n.FELL_BACK)
+
+
+def test_a_recovery_that_nobody_knows_ends_with_the_whole_job_started_again() -> None:
+    world = World("recover,dump", listening=False)
+    world.say(Lost("it is of version 2"))
+    assert world.state == n.FAULT_RETRY
+    assert world.notes("opened")[0].text.endswith("can't be read: it is of version 2")
+    assert [each.whole_job for each in world.replaced] == [True]
+    world.say(Subscribed())
+    assert world.transcript == [change("exit", extra="dump_exit")], "whoever was told to wait"
+    world.replace(*world.job.pods)
+    world.tick()
+    assert (world.state, world.outcome) == (n.INIT, "fell back")
+
+
+def test_of_a_recovery_that_nobody_knows_nothing_is_left_when_its_job_has_ended_or_a_fault_began_another() -> None:
+    world = World("recover,dump")
+    world.see(status="complete")
+    world.say(Lost("it is of version 2"))
+    assert world.state == n.INIT and not world.replaced
+    world = World("recover,dump")
+    world.say(ProcessFault({3: OTHER}))
+    world.say(Lost("it is of version 2"))
+    assert world.state == n.STOPPED
+
+
+@pytest.mark.parametrize("state", n.STATES)
+def test_what_can_not_be_decoded_says_whether_a_recovery_was_going_on(state: str) -> None:
+    assert is_idle(STATES[state]().machine.dump()) == (state == n.INIT)
+
+
+@pytest.mark.parametrize(("kept", "idle"), [(b"", False), (b"{", False), (b'{"version":9,"handled":"all"}', True)])
+def test_what_can_not_be_read_at_all_may_be_one(kept: bytes, idle: bool) -> None:
+    assert is_idle(kept) == idle

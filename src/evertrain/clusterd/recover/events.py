@@ -33,6 +33,13 @@ class Unsubscribed:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A recovery was going on, and nobody knows how far it was."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessFault:
     faults: Mapping[int, str]
     """Type by rank."""
@@ -100,7 +107,7 @@ class Tick:
 
 Event = (
     JobSeen | FaultsSeen | Subscribed | Unsubscribed | ProcessFault | StopComplete | Strategies | Status
-    | SwitchNics | NicsSwitched | StressTest | StressTested | Failed | Tick
+    | SwitchNics | NicsSwitched | StressTest | StressTested | Failed | Lost | Tick
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from evertrain.clusterd.recover.events import (
     Failed,
     FaultsSeen,
     JobSeen,
+    Lost,
     NicsSwitched,
     NotifyNics,
     NotifyStress,
@@ -111,6 +112,8 @@ class Recovery(Maintenance):
                 self._on({n.STRESSING: "_on_stress_tested"}, event)
             case Failed():
                 self._failed(event)
+            case Lost():
+                self._lost(event)
             case Tick():
                 pass
 
@@ -129,6 +132,12 @@ class Recovery(Maintenance):
             self._note("closed", "the job is gone", outcome=n.FAILED, ok=False)
         self.config = Config()
         self.data = kept.Data(clock=self.now)
+
+    def _lost(self, event: Lost) -> None:
+        """Training may be stopped, and wait for a word that nobody knows. If a fault was seen since, that leads on."""
+        if self.data.state == n.INIT and not self._has_ended:
+            self._open(f"what was kept of the job's recovery can't be read: {event.why}")
+            self._reschedule_job("nobody knows how far the recovery was")
 
     def _come_back(self) -> None:
         """A client listens again, or a new one: it may know nothing of what it was told."""

@@ -136,6 +136,10 @@ class Data(msgspec.Struct, omit_defaults=True):
     """When the label that says that this job recovers has to be set back (again)."""
 
 
+class _Idle(msgspec.Struct):
+    state: str = INIT
+
+
 _ASKED = frozenset({STOPPING, STOPPED, OFFERS})
 """Who takes over in one of them stops the training once more, as soon as its client is back."""
 _ASKED_AGAIN = frozenset({
@@ -171,3 +175,11 @@ def decode(raw: bytes) -> Data:
     if data.state not in STATES:
         raise Unreadable(f"{data.state!r} is no state of a recovery")
     return data
+
+
+def is_idle(raw: bytes) -> bool:
+    """What can't be decoded says nevertheless that no recovery was going on."""
+    try:
+        return msgspec.json.decode(raw, type=_Idle).state == INIT
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
