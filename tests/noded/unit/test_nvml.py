@@ -197,10 +197,11 @@ async def test_a_driver_that_hangs_is_a_fault_and_takes_none_back(monkeypatch: p
 
 async def test_a_thread_that_hangs_keeps_no_process_alive() -> None:
     code = (
-        "import asyncio, threading\n"
+        "import threading\n"
+        "from evertrain import aio\n"
         "from evertrain.noded.detectors.base import aside\n"
         "async def main(): aside(threading.Event().wait, 'hangs')\n"
-        "asyncio.run(main())\n"
+        "aio.run(main())\n"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     try:
