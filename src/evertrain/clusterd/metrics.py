@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import Metric
 
 from evertrain.clusterd.recover import names as n
-from evertrain.clusterd.resched.shell import RESCHEDULED
+from evertrain.clusterd.resched.shell import RESCHEDULED, START_AGAIN
 from evertrain.clusterd.shell import ClusterD
 from evertrain.clusterd.timeline.incident import ABANDONED, FIRST_PHASE, JOB_GONE, Incident
 from evertrain.kube.metrics import OTHER, Tally, counters, gauge, gauges, histograms, known, requests, summaries
@@ -20,7 +20,7 @@ NONE = "none"
 """Nothing was decided: it was over before, or it was an order."""
 DECISIONS = (*n.LADDER, n.HOT_SWITCHES, n.JOB_LEVEL, n.POD_LEVEL, NONE, OTHER)
 OUTCOMES = (n.RECOVERED, n.FELL_BACK, n.FAILED, n.CANCELLED, RESCHEDULED, ABANDONED, JOB_GONE, OTHER)
-PHASES = (FIRST_PHASE, *dict.fromkeys(n.PHASES.values()), n.REBUILD, OTHER)
+PHASES = (FIRST_PHASE, *dict.fromkeys(n.PHASES.values()), n.REBUILD, START_AGAIN, OTHER)
 BOUNDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
 
 

@@ -17,6 +17,7 @@ from evertrain import aio
 from evertrain.clusterd.metrics import Figures as ClusterDFigures
 from evertrain.clusterd.model import Job
 from evertrain.clusterd.recover.events import Note
+from evertrain.clusterd.resched.shell import RESCHEDULED, START_AGAIN
 from evertrain.clusterd.services.access import Security
 from evertrain.clusterd.shell import ClusterD
 from evertrain.kube import daemon
@@ -207,6 +208,10 @@ async def test_recoveries_by_decision_outcome_and_phase() -> None:
     clusterd.timeline.note(job, Note("opened", "rank 3 failed", {"id": "d"}), 2000.0)
     open_now = samples(figures.collect(True))
     clusterd.timeline.forget("d", 2003.0)
+    job = Job(uid="e", name="e", namespace="team")
+    clusterd.timeline.note(job, Note("opened", "a chip is broken"), 3000.0)
+    clusterd.timeline.note(job, Note("phase", "", {"phase": START_AGAIN}), 3000.0)
+    clusterd.timeline.note(job, Note("closed", "all pods run again", {"outcome": RESCHEDULED, "ok": True}), 3005.0)
     found = samples(figures.collect(False))
     await clusterd.timeline.close()
 
@@ -214,12 +219,14 @@ async def test_recoveries_by_decision_outcome_and_phase() -> None:
     ended = {key[1:]: value for key, value in found.items() if key[0] == name and value}
     assert ended == {
         ("recover", "recovered"): 1, ("recover", "failed"): 1, ("other", "other"): 1, ("none", "job gone"): 1,
+        ("none", "rescheduled"): 1,
     }  # fmt: skip
     assert found["evertrain_clusterd_recovery_seconds_count", "recover"] == 1, "only those that succeeded"
     assert found["evertrain_clusterd_recovery_seconds_sum", "recover"] == pytest.approx(0.72)
     assert found["evertrain_clusterd_recovery_phase_seconds_count", "stop"] == 6
     assert found["evertrain_clusterd_recovery_phase_seconds_sum", "stop"] == pytest.approx(3 * 0.148)
     assert found["evertrain_clusterd_recovery_phase_seconds_sum", "detect"] == pytest.approx(3 * 0.04 + 3)
+    assert found["evertrain_clusterd_recovery_phase_seconds_sum", "start again"] == 5
     assert open_now["evertrain_clusterd_open_incidents",] == 1
     assert found["evertrain_clusterd_open_incidents",] == 0
     assert (open_now["evertrain_clusterd_leads",], found["evertrain_clusterd_leads",]) == (1, 0)
