@@ -2,6 +2,10 @@
 
     python -m tests.embedded.doomed FOLDER PHASE
 
+and the one that comes after it:
+
+    python -m tests.embedded.doomed FOLDER next
+
 The phases are seams in the code of the product, of the cluster itself and of the two programs that it starts for the
 network and for the containers. At its seam a process says so in the pipe FOLDER/here, and goes no further.
 """
@@ -24,7 +28,8 @@ from tests.launch.harness import ROOT
 
 HERE = "here"
 """A named pipe."""
-VICTIM = "victim"
+VICTIM, NEXT = "victim", "next"
+PATIENCE = 60.0
 _EMBEDDED = "evertrain.embedded."
 
 
@@ -145,13 +150,42 @@ async def _main(folder: Path) -> None:
     from evertrain.kube.client import Client
     from evertrain.kube.port import POD
 
-    async with Cluster(settings(folder)) as cluster:
+    async with Cluster(_settings(folder)) as cluster:
         kube = Client.from_kubeconfig(cluster.kubeconfig)
         await kube.create(POD, pod(VICTIM, f"echo run >> {folder}/record"))
         await asyncio.Event().wait()
 
 
-def settings(folder: Path) -> Any:
+async def next_one(folder: Path) -> str:
+    """Comes to the end of the pod, starts another one. The phase in which the first one ended."""
+    from evertrain.embedded.cluster import Cluster
+    from evertrain.kube.cache import Cache
+    from evertrain.kube.client import Client
+    from evertrain.kube.port import POD
+
+    async with Cluster(_settings(folder)) as cluster:
+        assert cluster.taken_over
+        kube = Client.from_kubeconfig(cluster.kubeconfig)
+        pods = Cache(kube, POD, "default")
+        watching = asyncio.create_task(pods.run())
+        try:
+            await kube.create(POD, pod("next", "grep -q eth0 /proc/net/dev && grep -q eth1 /proc/net/dev"))
+
+            def phase(name: str) -> str:
+                return str(((pods.get(name, "default") or {}).get("status") or {}).get("phase"))
+
+            for name in (VICTIM, "next"):
+                over = await pods.until(lambda name=name: phase(name) in ("Succeeded", "Failed"), PATIENCE)
+                assert over, f"{name}: {pods.get(name, 'default')}"
+            assert phase("next") == "Succeeded", pods.get("next", "default")
+            return phase(VICTIM)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await kube.close()
+
+
+def _settings(folder: Path) -> Any:
     """One node, and nothing that no pod needs."""
     from evertrain.embedded.cluster import Settings
 
@@ -163,6 +197,9 @@ if __name__ == "__main__":
     from tests.embedded import doomed
 
     to, at = sys.argv[1:]
+    if at == NEXT:
+        print(aio.run(next_one(Path(to))))
+        sys.exit()
     if at in CLUSTER:
         doomed.stop_at(to, at)
     else:

@@ -45,6 +45,10 @@ class User:
         """On it their Python comes first."""
         return f"{Path(self.program[-3]).parent}{os.pathsep}{os.environ['PATH']}"
 
+    @property
+    def python(self) -> Sequence[str]:
+        return self.program[:-2]
+
     def owns(self, folder: Path) -> None:
         """All that is in it."""
         if self.program[2] == AS_NOBODY:

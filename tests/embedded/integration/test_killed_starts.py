@@ -16,19 +16,21 @@ import pytest
 
 from evertrain import aio
 from evertrain.embedded import kernel
-from evertrain.embedded.cluster import Cluster
 from evertrain.embedded.network.rtnetlink import Rtnetlink
 from evertrain.kube.cache import Cache
 from evertrain.kube.client import Client
 from evertrain.kube.port import POD
-from tests.embedded.doomed import HERE, PHASES, VICTIM, pod, settings
+from tests.embedded.doomed import HERE, NEXT, PATIENCE, PHASES, next_one
 from tests.embedded.networks import needs_networks
+from tests.embedded.nodes import pod
+from tests.embedded.ordinary import User, oneself, ordinary
+from tests.embedded.up import Up
 from tests.launch.harness import ROOT
 from tests.leftovers import TEST_ID
 
 pytestmark = needs_networks
-PATIENCE = 60.0
-IN_THE_GATE = ("has its network", "its first cable", "its mounts", "its program")
+CABLE = "its first cable"
+IN_THE_GATE = ("has its network", CABLE, "its mounts", "its program")
 
 
 @pytest.fixture
@@ -51,25 +53,31 @@ def network() -> list[str]:
     """Links, addresses and routes of this machine."""
     net = Path("/proc/thread-self/net")
     links = [line.split(":")[0].strip() for line in (net / "dev").read_text().splitlines()[2:]]
-    return [*links, (net / "fib_trie").read_text(), (net / "route").read_text()]
+    # How the kernel branches to addresses and routes depends on which others there were before.
+    known = [line.strip() for line in (net / "fib_trie").read_text().splitlines() if "+--" not in line]
+    return [*links, *known, (net / "route").read_text()]
 
 
-def parts(folder: Path) -> list[psutil.Process]:
-    """Processes of a cluster of this test, and of its pods."""
+def parts(folder: Path, beside: psutil.Process | None) -> list[psutil.Process]:
+    """Processes of the clusters of this test, and of their pods, without those of the other one."""
     mark, found = os.environ[TEST_ID], []
+    others = {os.getpid()}
+    if beside is not None:
+        others |= {each.pid for each in (beside, *beside.children(recursive=True))}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             named = any(str(folder) in word for word in process.cmdline())
-            if process.pid != os.getpid() and (named or process.environ().get(TEST_ID) == mark):
+            if process.pid not in others and (named or process.environ().get(TEST_ID) == mark):
                 found.append(process)
     return found
 
 
-async def killed_at(folder: Path, phase: str) -> None:
-    os.mkfifo(folder / HERE)
-    process = subprocess.Popen([sys.executable, "-m", "tests.embedded.doomed", str(folder), phase], cwd=ROOT)
+async def killed_at(user: User, phase: str) -> None:
+    os.mkfifo(user.folder / HERE)
+    os.chmod(user.folder / HERE, 0o666)
+    process = subprocess.Popen([*user.python, "-m", "tests.embedded.doomed", str(user.folder), phase], cwd=ROOT)
     try:
-        reading = asyncio.create_task(asyncio.to_thread((folder / HERE).read_text))
+        reading = asyncio.create_task(asyncio.to_thread((user.folder / HERE).read_text))
         ended = asyncio.create_task(asyncio.to_thread(process.wait))
         await asyncio.wait([reading, ended], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         assert reading.done() and reading.result() == phase, "it did not get there"
@@ -79,54 +87,122 @@ async def killed_at(folder: Path, phase: str) -> None:
         process.kill()
         process.wait()
         if not reading.done():  # a reader waits for a writer, for ever
-            os.close(os.open(folder / HERE, os.O_RDWR | os.O_NONBLOCK))
+            os.close(os.open(user.folder / HERE, os.O_RDWR | os.O_NONBLOCK))
 
 
-async def next_one(folder: Path) -> str:
-    """Starts, comes to the end of the pod, starts another one. The phase in which the first pod ended."""
-    async with Cluster(settings(folder)) as cluster:
-        assert cluster.taken_over
-        kube = Client.from_kubeconfig(cluster.kubeconfig)
-        pods = Cache(kube, POD, "default")
-        watching = asyncio.create_task(pods.run())
-        try:
-            await kube.create(POD, pod("next", "grep -q eth0 /proc/net/dev && grep -q eth1 /proc/net/dev"))
+async def end_by_the_next(user: User) -> str:
+    if user.python == [sys.executable]:
+        return await next_one(user.folder)
+    command = [*user.python, "-m", "tests.embedded.doomed", str(user.folder), NEXT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3 * PATIENCE)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
-            def phase(name: str) -> str:
-                return str(((pods.get(name, "default") or {}).get("status") or {}).get("phase"))
 
-            for name in (VICTIM, "next"):
-                over = await pods.until(lambda name=name: phase(name) in ("Succeeded", "Failed"), PATIENCE)
-                assert over, f"{name}: {pods.get(name, 'default')}"
-            assert phase("next") == "Succeeded", pods.get("next", "default")
-            return phase(VICTIM)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            await kube.close()
+async def scenario(user: User, phase: str, before: list[str], beside: psutil.Process | None = None) -> None:
+    """`before`: what the network of this machine is without it; `beside`: another cluster, which stays."""
+
+    async def gone() -> None:
+        async with aio.timeout(PATIENCE):
+            while parts(user.folder, beside) or network() != before:
+                await asyncio.sleep(0.02)
+
+    await killed_at(user, phase)
+    await gone()
+    ended = await end_by_the_next(user)
+    record = user.folder / "record"
+    runs = record.read_text().split() if record.exists() else []
+    assert len(runs) <= 1, "it was run twice"
+    assert ended == "Failed" or runs, "it can't have succeeded without having run"
+    await gone()
 
 
 @pytest.mark.parametrize(
     "phase", [phase if phase in IN_THE_GATE else pytest.param(phase, marks=pytest.mark.matrix) for phase in PHASES]
 )
 def test_the_cluster_is_killed_while_a_pod_starts(machine: None, tmp_path: Path, phase: str) -> None:
-    before = network()
+    aio.run(scenario(oneself(tmp_path), phase, network()))
 
-    async def scenario() -> None:
-        await killed_at(tmp_path, phase)
-        async with aio.timeout(PATIENCE):
-            while left := parts(tmp_path):
-                await asyncio.sleep(0.02)
-            while network() != before:
-                await asyncio.sleep(0.02)
-        assert not left
-        ended = await next_one(tmp_path)
-        record = tmp_path / "record"
-        runs = record.read_text().split() if record.exists() else []
-        assert len(runs) <= 1, "it was run twice"
-        assert ended == "Failed" or runs, "it can't have succeeded without having run"
-        async with aio.timeout(PATIENCE):
-            while parts(tmp_path) or network() != before:
-                await asyncio.sleep(0.02)
 
-    aio.run(scenario())
+@pytest.mark.parametrize(
+    "phase", [phase if phase == CABLE else pytest.param(phase, marks=pytest.mark.matrix) for phase in IN_THE_GATE]
+)
+def test_the_cluster_of_an_ordinary_user_is_killed_while_a_pod_starts(machine: None, phase: str) -> None:
+    with ordinary() as user:
+        aio.run(scenario(user, phase, network()))
+
+
+ECHO = """
+import socket
+with socket.create_server(("0.0.0.0", 2222)) as server, server.accept()[0] as connection:
+    while True:
+        connection.sendall(connection.recv(1))
+"""
+TALK = """
+import socket, sys, time
+while True:
+    try:
+        connection = socket.create_connection((sys.argv[1], 2222), 60)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+with open(sys.argv[2], "wb", 0) as heard:
+    while True:
+        connection.sendall(b"x")
+        heard.write(connection.recv(1) or sys.exit("the connection has ended"))
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("who", ["oneself", "an ordinary user"])
+def test_a_cluster_beside_one_that_is_killed_lives_on(machine: None, tmp_path: Path, who: str) -> None:
+    """What a dead one left is removed, and only that: a connection between two pods of the other one lasts."""
+    with contextlib.nullcontext(oneself(tmp_path)) if who == "oneself" else ordinary() as user:
+        folder = user.folder / "beside"
+        folder.mkdir()
+        user.owns(folder)
+        up = Up(folder, "--npus", "0", "--no-operator", "--no-clusterd", "--own-network", program=user.program)
+        try:
+            heard = folder / "heard"
+
+            async def main() -> None:
+                kube = Client.from_kubeconfig(Path(up.environment["KUBECONFIG"]))
+                try:
+                    await talk(kube, heard)
+                    await scenario(user, CABLE, network(), psutil.Process(up.process.pid))
+                    await grows(heard)
+                finally:
+                    await kube.close()
+
+            aio.run(main())
+        finally:
+            assert up.end() == 0, up.lines
+
+
+async def talk(kube: Client, heard: Path) -> None:
+    """Over one connection between pods on two nodes. The file grows as long as it lasts."""
+    pods = Cache(kube, POD, "default")
+    watching = asyncio.create_task(pods.run())
+    try:
+        await kube.create(POD, pod("server", "python3", "-c", ECHO, nodeName="node-0"))
+
+        def address() -> str:
+            return str(((pods.get("server", "default") or {}).get("status") or {}).get("podIP") or "")
+
+        assert await pods.until(lambda: bool(address()), PATIENCE)
+        await kube.create(POD, pod("client", "python3", "-c", TALK, address(), str(heard), nodeName="node-1"))
+        async with aio.timeout(PATIENCE):
+            while not heard.exists():
+                await asyncio.sleep(0.02)
+        await grows(heard)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def grows(file: Path) -> None:
+    size = file.stat().st_size
+    async with aio.timeout(PATIENCE):
+        while file.stat().st_size == size:
+            await asyncio.sleep(0.02)
