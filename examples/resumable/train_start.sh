@@ -27,7 +27,7 @@ torchrun $DISTRIBUTED_ARGS --log_dir "$output_dir/torchrun" "$script" --dir "$ou
 code=$?
 # The manager hears from its torchrun that the job is over. One that was killed has said nothing: without this the pod would not end.
 if [[ $code != 0 && $manager ]]; then
-    timeout 10 tail --pid="$manager" -f /dev/null
+    timeout 10 tail -s 0.1 --pid="$manager" -f /dev/null
     kill "$manager" 2> /dev/null
 fi
 wait
