@@ -112,7 +112,7 @@ bench-chain: $(VENV)/.ready-to-test ## recovery of an AscendJob that ClusterD le
 bench-kubernetes: $(VENV)/.ready-to-test ## 500 AscendJobs of 8 pods on a real API server without kubelets (ARGS=--quick)
 	$(BIN)/python -m tests.kubernetes_cluster --nodes 0 -- $(BIN)/python -m bench.kubernetes $(ARGS)
 
-soak: $(VENV)/.ready-to-test ## one job under many faults of all kinds (FAULTS=100 SEED=1)
+soak: $(VENV)/.ready-to-test ## one job under many faults and orders of every kind (FAULTS=100 SEED=1)
 	$(BIN)/python -m bench.soak --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 fuzz: $(VENV)/.ready-to-test ## a million damaged frames at every end of a link (FRAMES=...)

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from bench.jobs import ROOT, Stuck
 from evertrain.cli import connection, incidents
@@ -166,8 +167,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, **settings: float) -> AsyncIterator[World]:
-    async with Cluster(Settings(folder=folder / "cluster", nodes=3, npus=NPUS, **settings)) as cluster:  # type: ignore[arg-type]
+async def world(folder: Path, **settings: Any) -> AsyncIterator[World]:
+    async with Cluster(Settings(folder=folder / "cluster", nodes=3, npus=NPUS, **settings)) as cluster:
         kube = connection.connect(cluster.kubeconfig)
         try:
             yield World(cluster, kube, folder)

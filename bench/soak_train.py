@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+sys.path.pop(0)  # this folder has a `taskd`, too
 sys.path.insert(0, os.getcwd())  # the code of the job
 
 import train  # type: ignore[import-not-found]
