@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from evertrain.cli import manifest
-from evertrain.cli.demo import links, main, manifests, play, processes, proof, recorded
+from evertrain.cli.demo import cutting, links, main, manifests, play, processes, proof, recorded
 from evertrain.cli.demo.evidence import Evidence, Pod, Verdict
 from evertrain.cli.demo.features import FEATURES, Feature
 from evertrain.cli.demo.proof import Outcome, Step
@@ -227,3 +229,33 @@ async def test_it_is_said_why_pods_share_the_network_of_this_machine(
     for wanted, told in ((None, True), (False, False)):
         async with play._cluster(FEATURES["link-failover"], tmp_path, Screen(), wanted):
             assert ("Pods share the network of this machine (the kernel says no)" in capsys.readouterr().out) is told
+
+
+# --- what a demo does to the network
+
+
+def test_the_connections_between_two_processes_are_cut_and_no_others() -> None:
+    program = (
+        "import socket, sys; port = int(sys.argv[1]); one, two = (socket.create_connection(('127.0.0.1', port))"
+        " for _ in range(2)); print('connected', flush=True); print(one.recv(1) + two.recv(1), flush=True); input()"
+    )
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        far, other = (
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, str(server.getsockname()[1])],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )  # fmt: skip
+            )
+            for _ in range(2)
+        )
+        here = [stack.enter_context(server.accept()[0]) for _ in range(4)]
+        for process in (far, other):
+            assert process.stdout is not None and process.stdout.readline() == "connected\n"
+        assert cutting.cut([os.getpid()], [far.pid]) == 2
+        assert far.communicate("\n")[0] == "b''\n", "both have ended"
+        assert other.poll() is None
+        assert cutting.cut([os.getpid()], [other.pid]) == 2
+        assert other.communicate("\n")[0] == "b''\n"
+        assert [each.recv(1) for each in here] == [b""] * 4

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from evertrain.cli.demo.cutting import cut
 from tests.clusterd.chain import running
 from tests.clusterd.closing import assert_kept_processes, assert_told
 from tests.clusterd.e2e.test_chain import begin
 from tests.embedded.up import needs_kubectl
-from tests.features.e2e.cutting import cut
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 
 pytestmark = [needs_kubectl, pytest.mark.matrix, pytest.mark.timeout(400)]

@@ -80,8 +80,12 @@ def judge_rescheduling(seen: Evidence) -> Iterable[Verdict]:
 # --- process-level online recovery
 
 
-async def let_it_train(play: Play) -> None:
-    """The training script has been told what is to happen."""
+async def cut_connections(play: Play) -> None:
+    """After the recovery from the fault of memory. Where that is not allowed, the training script has its own fault."""
+    await play.until_halfway()
+    await play.until_recovered(1)
+    if play.cut((0, 1), (2, 3)):
+        play.call_off("network")
 
 
 def judge_online(seen: Evidence) -> Iterable[Verdict]:
@@ -160,6 +164,10 @@ def judge_dying_gasp(seen: Evidence) -> Iterable[Verdict]:
 # --- several strategies
 
 
+async def let_it_train(play: Play) -> None:
+    """The training script has been told what is to happen."""
+
+
 def judge_fallback(seen: Evidence) -> Iterable[Verdict]:
     yield seen.fell_back("retry", "recover-in-place", "recover", "dump")
     yield from judge_dying_gasp(seen)
@@ -220,10 +228,10 @@ FEATURES = {
             "online-recovery",
             "a memory fault, then a network fault; the step is run again, nobody restarts",
             "online-recovery/job.yaml",
-            let_it_train,
+            cut_connections,
             judge_online,
             nodes=2,
-            faults=lambda steps: (f"{steps // 3}:3:uce", f"{steps // 2}:1:network"),
+            faults=lambda steps: (f"{steps // 3}:3:uce", f"{steps * 2 // 3}:1:network"),
             incidents=2,
         ),
         Feature(
@@ -282,7 +290,8 @@ FEATURES = {
             "stress-test/job.yaml",
             stress_the_chips,
             judge_stress_test,
-            steps=200,
+            steps=80,
+            faults=lambda steps: (f"{steps // 4}:0:slow",),  # it is not over before the second order
             waits=(),  # it has to come to the end of a step to be paused
             arguments=("--faulty-chip=3",),
             environment=NO_SPARES | {"TASKD_STRESS_SECONDS": "1"},

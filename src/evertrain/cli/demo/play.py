@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evertrain.cli import connection, node, running
 from evertrain.cli.connection import Connection
-from evertrain.cli.demo import links, manifests, orders, proof, recorded
+from evertrain.cli.demo import cutting, links, manifests, orders, proof, recorded
 from evertrain.cli.demo.evidence import Evidence, Pod
 from evertrain.cli.demo.features import NO_SPARES, Feature
 from evertrain.cli.demo.screen import Screen, bold
@@ -107,8 +107,8 @@ class Play:
         """The one that something happens to."""
         self._pods: list[Pod] = []
         """As they were before."""
-        self._killed_ms: int | None = None
-        """When, by the clock of the timeline."""
+        self._happened_ms: int | None = None
+        """When something was broken from here, by the clock of the timeline."""
         self._links: list[str] = []
 
     async def run(self) -> int:
@@ -172,9 +172,25 @@ class Play:
 
     def kill(self, rank: int) -> None:
         pid = self._job.process_outside(rank)
-        self._killed_ms = milliseconds(time.time())
+        self._happened_ms = milliseconds(time.time())
         os.kill(pid, signal.SIGKILL)
         self._screen.event(bold(f"kill -9 {pid}") + f"   rank {rank} is gone, with everything in its memory")
+
+    def cut(self, some: Sequence[int], others: Sequence[int]) -> int:
+        """What connects these ranks with those, as a network does it that breaks. How many connections there were: none
+        if other processes' may not be touched here."""
+        self._happened_ms = milliseconds(time.time())
+        count = cutting.cut(*([self._job.process_outside(rank) for rank in ranks] for ranks in (some, others)))
+        told = " and ".join(", ".join(map(str, ranks)) for ranks in (some, others))
+        text = f"{count} connections are cut" if count else "connections can't be cut here"
+        self._screen.event(bold(text) + f"   between ranks {told}")
+        return count
+
+    def call_off(self, kind: str) -> None:
+        """Faults that the training script was to make; it notes those that have happened, so that they don't again."""
+        for fault in self._feature.faults(self._steps):
+            if fault.endswith(f":{kind}"):
+                (self._job.output / f"fault.{fault.replace(':', '.')}").touch()
 
     async def order(self, *arguments: str, code: int = 0) -> None:
         """A command of Evertrain's, as a user gives it, and with which exit code it is to end."""
@@ -188,6 +204,12 @@ class Play:
 
     async def until_ready_to_join(self, *ranks: int) -> None:
         await self._job.until(lambda: set(ranks) <= self._job.ready, f"new processes of ranks {ranks}")
+
+    async def until_halfway(self) -> None:
+        await self._job.until(lambda: self._job.step >= self._steps // 2, "half of the steps")
+
+    async def until_recovered(self, count: int) -> None:
+        await self._job.incidents(count)
 
     async def until_trained_by(self, ranks: int) -> None:
         await self._job.until(lambda: self._job.size == ranks, f"a step of {ranks} ranks")
@@ -218,10 +240,12 @@ class Play:
 
     def _judge(self, calm: Training, incidents: Sequence[Incident]) -> int:
         self._screen.heading("3. What ClusterD recorded.")
+        happened = self._happened_ms
         for number, incident in enumerate(incidents):
             if number:
                 self._screen.line()
-            for line, counts in recorded.lines(incident, self._killed_ms):
+            known = happened is not None and incident.opened_ms >= happened
+            for line, counts in recorded.lines(incident, happened if known else None):
                 self._screen.line(bold(line) if counts else line)
         bound = self._feature.loss_within
         if bound is None:
