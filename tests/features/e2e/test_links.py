@@ -70,9 +70,9 @@ MOVED = ["detect", "pause", "switch links", "continue"]
 
 
 @contextlib.contextmanager
-def training(folder: Path, strategies: str = "recover", **environment: str) -> Iterator[Chain]:
+def training(folder: Path, strategies: str = "recover", *options: str, **environment: str) -> Iterator[Chain]:
     """By the first NIC of each node, until the test moves it."""
-    with running(folder, strategies, *TWO_NODES, start=LINKS + START, **environment) as chain:
+    with running(folder, strategies, *TWO_NODES, *options, start=LINKS + START, **environment) as chain:
         chain.start(f"--steps={STEPS}", "--taskd")
         chain.to(2)
         assert used(chain) == {PRIMARY}
@@ -173,3 +173,19 @@ def test_the_link_in_use_breaks_for_good(tmp_path: Path) -> None:
     assert_told(incident, "dump", set(), "fell back")
     assert [each["from"] for each in incident["fallbacks"]] == ["retry"], incident
     assert {str(fault["type"]) for fault in incident["faults"]} == {NETWORK}, incident
+
+
+@pytest.mark.matrix
+def test_the_first_link_breaks(tmp_path: Path) -> None:
+    """MindIO and TaskD go by it: the pod is lost, and starts again on a node that its own has been left for."""
+    with training(tmp_path, "recover", "--nodes", "3") as chain:
+        node, pods = chain.node(1), chain.uids()
+        chain.up.evertrain("node", "cut", node, "--nic", PRIMARY)
+        chain.up.kubectl("cordon", node)
+        chain.pace.allow(STEPS)
+        result = chain.ends()
+        (incident,) = chain.incidents()
+        now = chain.uids()
+        assert now[0] == pods[0] and now[1] != pods[1] and chain.node(1) != node
+    assert_whole(result, [incident], kept=[0, 1])
+    assert_told(incident, "recover", {2, 3})
