@@ -1,6 +1,9 @@
 """`python -m evertrain.clusterd`: ClusterD for a cluster that exists, in a pod of it or beside it.
 
 The options of the original are understood, with one dash as it writes them.
+
+Of several that may lead, one does. Who loses the lead, as all do when the API server is away for a few seconds, ends
+all that it does and stands by, with a new ClusterD: the same process may lead again.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import logging
 import os
 import socket
 import sys
@@ -27,9 +31,11 @@ from evertrain.clusterd.services.tokens import Tokens
 from evertrain.clusterd.shell import PORT, ClusterD
 from evertrain.kube import daemon
 from evertrain.kube.daemon import CannotStart
-from evertrain.kube.lease import Leader
+from evertrain.kube.lease import Leader, LostLeadership
 from evertrain.kube.metrics import page
-from evertrain.kube.port import Kube
+from evertrain.kube.port import ApiError, Kube
+
+logger = logging.getLogger("evertrain.clusterd")
 
 LEASE = "clusterd"
 LEASE_SECONDS, LEASE_DEADLINE, LEASE_PERIOD = 3.0, 2.2, 0.6
@@ -125,9 +131,14 @@ async def run(options: argparse.Namespace) -> None:
     who, where = security(options), listen_address(options)
     try:
         async with daemon.connected(options) as kube:
-            clusterd = ClusterD(kube, [where], who, timeline=options.timeline)
-            figures = Figures(clusterd, kube.answers).collect
-            await lead(kube, clusterd, where, options, figures, lambda: daemon.connected(options))
+            figures = Figures(kube.answers)
+
+            def make() -> ClusterD:
+                clusterd = ClusterD(kube, [where], who, timeline=options.timeline)
+                figures.follow(clusterd)
+                return clusterd
+
+            await lead(kube, make, where, options, figures.collect, lambda: daemon.connected(options))
     except aio.ExceptionGroup as group:
         raise _known(group.exceptions[0]) from group
     except OSError as error:
@@ -139,16 +150,26 @@ def _known(error: Exception) -> Exception:
     return CannotStart(str(error)) if isinstance(error, OSError) else error
 
 
+def _may_pass(error: BaseException) -> bool:
+    """Somebody else leads, or the API server is away, and it may be otherwise soon."""
+    if isinstance(error, aio.ExceptionGroup):
+        return all(map(_may_pass, error.exceptions))
+    if isinstance(error, ApiError):
+        return error.code >= 500 or error.code == 429
+    return isinstance(error, (LostLeadership, ConnectionError, TimeoutError))
+
+
 async def lead(
     kube: Kube,
-    clusterd: ClusterD,
+    make: Callable[[], ClusterD],
     where: str,
     options: argparse.Namespace,
     figures: Callable[[bool], Iterable[Metric]] = lambda leads: (),
     connect: Callable[[], AbstractAsyncContextManager[Kube]] | None = None,
 ) -> None:
-    """`connect`: a way of its own for renewals of the lease. On a cluster of 10 000 nodes the event loop is held up for
-    several times the period while all that there is comes in, and for longer at each new list."""
+    """`make`: a ClusterD is of one use. `connect`: a way of its own for renewals of the lease. On a cluster of 10 000
+    nodes the event loop is held up for several times the period while all that there is comes in, and for longer at
+    each new list."""
     namespace, pod = os.environ.get("POD_NAMESPACE", "mindx-dl"), os.environ.get("POD_NAME", "")
     leader = Leader(
         kube,
@@ -160,6 +181,8 @@ async def lead(
         period=LEASE_PERIOD,
         connect=connect,
     )
+
+    clusterd = make()
 
     async def work() -> None:
         telling = [asyncio.ensure_future(_tell(clusterd, where))]
@@ -177,7 +200,19 @@ async def lead(
 
     metrics = page(lambda: figures(leader.leads or not options.leader_elect))
     async with daemon.health(options, is_healthy, metrics):
-        await (leader.lead(work) if options.leader_elect else work())
+        if not options.leader_elect:
+            await work()
+            return
+        while True:
+            try:
+                await leader.lead(work)
+                return
+            except Exception as error:
+                if not _may_pass(error):
+                    raise
+                logger.warning("it stands by until it can lead again: %s", error)
+            clusterd = make()
+            await asyncio.sleep(LEASE_PERIOD)
 
 
 async def _tell(clusterd: ClusterD, where: str) -> None:

@@ -25,11 +25,15 @@ BOUNDS = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
 
 
 class Figures:
-    def __init__(self, clusterd: ClusterD, answers: Mapping[tuple[str, str], int]) -> None:
-        self._clusterd, self._answers = clusterd, answers
+    def __init__(self, answers: Mapping[tuple[str, str], int]) -> None:
+        self._answers = answers
         self._ended = Counter({(decision, outcome): 0 for decision in DECISIONS for outcome in OUTCOMES})
         self._seconds = {decision: Tally(*BOUNDS) for decision in DECISIONS}
         self._phases = {phase: Tally() for phase in PHASES}
+
+    def follow(self, clusterd: ClusterD) -> None:
+        """From now on; what those before it have counted stays."""
+        self._clusterd = clusterd
         clusterd.timeline.closed = self._closed
 
     def _closed(self, incident: Incident) -> None:

@@ -98,8 +98,8 @@ class Leader:
         """Is the work under way, or does somebody else do it?"""
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Waits for leadership, then runs `work`. Raises LostLeadership, with the work cancelled, when it is lost.
-        Raises CannotLead."""
+        """Waits for leadership, then runs `work`. Raises LostLeadership when it is lost and the work, cancelled, is at
+        its end; then it may be called again. Raises CannotLead."""
         while not await self._try(self._kube):
             await asyncio.sleep(self._period)
         logger.info("%s leads (%s)", self.me, self._name)
@@ -112,6 +112,7 @@ class Leader:
             for task in (working, keeping):
                 task.cancel()
             await asyncio.gather(working, keeping, return_exceptions=True)
+            self.leads = False
             if not keeping.done() or keeping.cancelled():
                 await self._release()
         for task in (working, keeping):

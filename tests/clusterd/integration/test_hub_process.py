@@ -17,10 +17,10 @@ from evertrain.cli import main as cli
 from evertrain.clusterd import __main__ as command
 from evertrain.clusterd.keep import PREFIX
 from evertrain.clusterd.services.tokens import TOKEN_KEY, Tokens
-from evertrain.kube.port import LEASE, POD_GROUP
+from evertrain.kube.port import LEASE, POD_GROUP, Conflict
 from tests.clusterd.hub import PATIENCE, Client, eventually, is_over, make_job
 from tests.clusterd.process import Process, clusterd
-from tests.operator.cluster import cluster, until
+from tests.operator.cluster import Cluster, cluster, until
 from tests.ports import free_ports
 
 
@@ -84,6 +84,33 @@ async def test_who_stands_by_takes_over(tmp_path: Path):
                     await eventually(here.kube, PREFIX + uid, is_over)
                     group = await here.kube.get(POD_GROUP, f"train-{uid}", "default")
                     assert group["metadata"]["annotations"]["ProcessRecoverStatus"] == "retry-success"
+
+
+async def test_who_loses_the_lease_serves_again_in_the_same_process(tmp_path: Path):
+    (port,) = free_ports(1)
+    options = ["-listen", f"127.0.0.1:{port}", "--insecure", "--leader-elect", "--timeline", str(tmp_path / "t.db")]
+    async with cluster(tmp_path) as here:
+        uid = (await make_job(here))["metadata"]["uid"]
+        async with clusterd(here, *options) as process:
+            for _ in range(2):
+                assert await process.port() == port
+                async with Client(uid, port) as client:
+                    await client.begin()
+                    await take_lease(here, "somebody")
+                    await asyncio.wait_for(client.ended.wait(), PATIENCE)
+            assert await process.port() == port
+            lease = await here.kube.get(LEASE, command.LEASE, "mindx-dl")
+            assert lease["spec"]["holderIdentity"] != "somebody"
+            assert await process.end() == 0, process.said()
+
+
+async def take_lease(here: Cluster, who: str) -> None:
+    while True:
+        lease = await here.kube.get(LEASE, command.LEASE, "mindx-dl")
+        lease["spec"] |= {"holderIdentity": who, "leaseDurationSeconds": 1}
+        with contextlib.suppress(Conflict):
+            await here.kube.replace(LEASE, lease)
+            return
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Two ClusterDs, a Lease and a clock of their own: who stands by serves within 5 seconds, never beside the other.
+"""Two ClusterDs, a Lease and a clock of their own: who stands by serves within 5 seconds, never beside the other, and
+who has lost the lead stands by.
 
-A real one is killed by tests/clusterd/integration/test_hub_process.py.
+A real one is killed, and loses its lease, in tests/clusterd/integration/test_hub_process.py.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import pytest
 
 from evertrain import aio
 from evertrain.clusterd import __main__ as command
-from evertrain.kube.lease import LostLeadership
-from evertrain.kube.port import Kind
+from evertrain.kube.port import ApiError, Kind
 from tests import virtual_time
 from tests.kube.fake import FakeKube
 
@@ -31,11 +31,19 @@ class Replica:
     def __init__(self, cluster: FakeKube, served: list[Replica]) -> None:
         self.kube, self._served = Line(cluster), served
         self.ready, self.port = asyncio.Event(), 1
+        self.made, self.trouble = 0, list[Exception]()
         options = command.parser().parse_args(["--leader-elect"])
-        self.task = asyncio.create_task(command.lead(self.kube, self, "127.0.0.1:1", options))  # type: ignore[arg-type]
+        self.task = asyncio.create_task(command.lead(self.kube, self.make, "127.0.0.1:1", options))  # type: ignore[arg-type]
+
+    def make(self) -> Replica:
+        self.ready.clear()
+        self.made += 1
+        return self
 
     async def run(self) -> None:
         assert not self._served, "two serve"
+        if self.trouble:
+            raise self.trouble.pop()
         self._served.append(self)
         self.ready.set()
         try:
@@ -96,15 +104,80 @@ def test_one_is_killed(phase: float) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_one_is_cut_off(phase: float) -> None:
-    """It notices itself, and stops before the other one begins."""
+    """It notices itself, stops before the other one begins, and stands by from then on."""
 
     async def test() -> None:
         first, second = await pair(phase)
         first.kube.cut = True
         async with aio.timeout(5 - BEGIN):
             await second.ready.wait()
-        with pytest.raises(LostLeadership):
-            await first.task
+        await asyncio.sleep(60)
+        assert not first.task.done() and not first.ready.is_set()
+        first.kube.cut = False
+        await asyncio.sleep(60)
+        assert not first.ready.is_set()
         await second.die()
+        async with aio.timeout(5 - BEGIN):
+            await first.ready.wait()
+        await first.die()
+
+    virtual_time.run(test())
+
+
+def test_the_api_server_is_away_again_and_again() -> None:
+    """As when the control plane is upgraded. Nobody ends, and each time one takes over again."""
+
+    async def test() -> None:
+        both = await pair(0)
+        for time in range(1, 4):
+            for each in both:
+                each.kube.cut = True
+            await asyncio.sleep(60)
+            assert not any(each.ready.is_set() for each in both)
+            for each in both:
+                each.kube.cut = False
+            async with aio.timeout(5 - BEGIN):
+                await next_ready(both)
+            assert sum(each.made for each in both) == 2 + time, "a ClusterD is of one use"
+            assert not any(each.task.done() for each in both)
+            await asyncio.sleep(10)
+        for each in both:
+            await each.die()
+
+    virtual_time.run(test())
+
+
+async def next_ready(replicas: tuple[Replica, ...]) -> None:
+    waiting = [asyncio.ensure_future(each.ready.wait()) for each in replicas]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+@pytest.mark.parametrize(
+    "trouble, passes",
+    [
+        (ConnectionError("refused"), True),
+        (TimeoutError("no answer"), True),
+        (ApiError(503, "ServiceUnavailable", "it comes up"), True),
+        (aio.ExceptionGroup("", [ApiError(429, "TooManyRequests", "later")]), True),
+        (ApiError(403, "Forbidden", "pods is forbidden"), False),
+        (aio.ExceptionGroup("", [ConnectionError("refused"), ValueError("a defect")]), False),
+        (OSError("cannot listen on 127.0.0.1:1"), False),
+    ],
+)
+def test_who_can_not_begin_tries_again_if_that_may_pass(trouble: Exception, passes: bool) -> None:
+    async def test() -> None:
+        served = list[Replica]()
+        replica = Replica(FakeKube(), served)
+        replica.trouble.append(trouble)
+        if passes:
+            await replica.ready.wait()
+            await replica.die()
+        else:
+            with pytest.raises(type(trouble)):
+                await replica.task
 
     virtual_time.run(test())

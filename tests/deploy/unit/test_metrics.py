@@ -198,7 +198,8 @@ def recovery(timeline: Any, uid: str, **changes: str) -> None:
 
 async def test_recoveries_by_decision_outcome_and_phase() -> None:
     clusterd = ClusterD(FakeKube(), [], Security(insecure=True))
-    figures = ClusterDFigures(clusterd, {})
+    figures = ClusterDFigures({})
+    figures.follow(clusterd)
     before = samples(figures.collect(True))
     assert before["evertrain_clusterd_recoveries_total", "recover", "failed"] == 0, "it is there before it happens"
     recovery(clusterd.timeline, "a")
@@ -234,7 +235,8 @@ async def test_recoveries_by_decision_outcome_and_phase() -> None:
 
 async def test_faults_in_force_and_registered_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     clusterd = ClusterD(FakeKube(), [], Security(insecure=True))
-    figures = ClusterDFigures(clusterd, {})
+    figures = ClusterDFigures({})
+    figures.follow(clusterd)
     assert samples(figures.collect(True))["evertrain_clusterd_registered_jobs",] == 0
     monkeypatch.setattr(clusterd.hub, "_recoveries", {"a": 1, "b": 2})
     level = lambda *levels: SimpleNamespace(faults=[SimpleNamespace(level=each) for each in levels])  # noqa: E731
