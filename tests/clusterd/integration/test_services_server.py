@@ -21,7 +21,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from evertrain import aio
 from evertrain.clusterd.recover.events import Signal
-from evertrain.clusterd.services import streams
+from evertrain.clusterd.services import server, streams
 from evertrain.clusterd.services.access import Security
 from evertrain.clusterd.services.certificates import Certificates
 from evertrain.clusterd.services.limits import Limits
@@ -473,6 +473,34 @@ async def test_garbage_on_the_port() -> None:
 
 
 # Health and reflection.
+
+
+async def test_clients_may_ping_every_three_seconds_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of that here. Who may not is told to go at the third ping."""
+    name = "grpc.http2.min_ping_interval_without_data_ms"
+    theirs = server.options
+
+    def quicker(limits: Limits) -> list[tuple[str, int]]:
+        return [(key, value // 100 if key == name else value) for key, value in theirs(limits)]
+
+    assert dict(theirs(Limits()))[name] < 3000
+    monkeypatch.setattr(server, "options", quicker)
+    settings, ping, go_away = 4, 6, 7
+    async with serving() as up, connection(up.address) as (reader, writer):
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(settings))
+        for number in range(6):
+            writer.write(frame(ping, number.to_bytes(8, "big")))
+            kind = settings
+            while kind != ping:
+                head = await soon(reader.readexactly(9))
+                kind = head[3]
+                body = await soon(reader.readexactly(int.from_bytes(head[:3], "big")))
+                assert kind != go_away, body
+            await asyncio.sleep(0.03)  # from the answer on, so that they never come closer together
+
+
+def frame(kind: int, body: bytes = b"") -> bytes:
+    return len(body).to_bytes(3, "big") + bytes([kind, 0]) + b"\0\0\0\0" + body
 
 
 async def test_health() -> None:

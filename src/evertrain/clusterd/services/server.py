@@ -43,7 +43,7 @@ def options(limits: Limits) -> list[tuple[str, int]]:
         # It refuses calls of clients that keep within the limit of streams, when many of these end at once.
         ("grpc.http.overload_protection", 0),
         # Clients ping every 3 s, and a busy machine may bring two of them closer together.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 2_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
     ]
 
 
