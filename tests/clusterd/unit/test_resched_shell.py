@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -12,9 +14,11 @@ from evertrain import aio
 from evertrain.clusterd.actor import Actor
 from evertrain.clusterd.effects import Carrier
 from evertrain.clusterd.keep import Keeper
-from evertrain.clusterd.model import Job
-from evertrain.clusterd.recover.events import JobSeen, Note, ProcessFault, StopComplete
+from evertrain.clusterd.model import UNHEALTHY, Job, JobFaults, Pod, RankFault
+from evertrain.clusterd.recover.events import FaultsSeen, JobSeen, Note, ProcessFault, StopComplete
 from evertrain.clusterd.recover.machine import Recovery
+from evertrain.clusterd.recover.names import SCALED
+from evertrain.clusterd.recover.timing import SUBSCRIBER
 from evertrain.clusterd.resched import reasons, watched
 from evertrain.clusterd.resched.shell import LEAD_PATIENCE, READY_WORD, READY_WORDS, Rescheduler
 from evertrain.kube.events import timestamp
@@ -132,6 +136,50 @@ def test_a_recovery_does_not_wait_for_ever_for_what_the_rescheduler_may_not_read
         await asyncio.gather(*tasks, return_exceptions=True)
 
     closed = True
+    virtual_time.run(run())
+
+
+def test_a_job_that_trains_smaller_and_loses_the_node_of_its_manager_gets_new_pods() -> None:
+    """As long as its recovery waits for its pods to grow again, nobody else replaces any."""
+
+    async def run() -> None:
+        kube = await led_job()
+        job = kube.find(ASCEND_JOB, "job")["metadata"]
+        pods = {
+            rank: Pod(rank, kube.find(POD, name)["metadata"]["uid"], name, f"n{rank}", phase="Running")
+            for rank, name in enumerate(("job-master-0", "job-worker-0"))
+        }
+        wishes = {name: job[name] for name in ("labels", "annotations")}
+        seen = Job(job["uid"], "job", "default", replicas=2, pods=pods, **wishes)
+
+        class Notes:
+            def note(self, job: Job, note: Note, now: float) -> None:
+                pass
+
+        loop = asyncio.get_running_loop()
+        rescheduler = Rescheduler(kube, leads=lambda uid: actor.leads, clock=loop.time)
+        state = json.dumps({"state": SCALED, "pods": {1: "another"}, "origin": {0: pods[0].uid, 1: "another"}}).encode()
+        machine = Recovery.load(state, seen.uid, make_uuid=lambda: "uuid")
+        carrier = Carrier(kube, rescheduler, Notes())
+        actor = Actor(seen, machine, Keeper(kube, seen), carrier.carry, clock=loop.time)
+        tasks = [asyncio.ensure_future(each) for each in (rescheduler.run(), actor.run())]
+        try:
+            line = await actor.signals()
+            actor.put(JobSeen(replace(seen, pods={0: pods[0], 1: replace(pods[1], phase="Pending")})))
+            await rescheduler.ready.wait()
+            kube.set_status(NODE, "n0", {"conditions": [{"type": "Ready", "status": "Unknown"}]}, "")
+            lost = RankFault(0, 0, pods[0].uid, "n0")
+            actor.put(FaultsSeen(JobFaults(seen.uid, UNHEALTHY, (lost,))))
+            await asyncio.sleep(10 * LEAD_PATIENCE)
+            assert len(kube.items(POD)) == 2, "somebody listens: it can say what has happened"
+            line.close()
+            await asyncio.sleep(SUBSCRIBER + 5)
+            assert kube.items(POD) == []
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     virtual_time.run(run())
 
 
