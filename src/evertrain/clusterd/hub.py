@@ -305,10 +305,11 @@ class Hub:
             return await self._traces.get(namespace, name)
 
     async def set_trace(self, namespace: str, name: str, switches: Mapping[str, str]) -> bool:
-        if self.observer.jobs.get(name, namespace) is None:
+        job = self.observer.jobs.get(name, namespace)
+        if job is None:
             return False
         with _available():
-            await self._traces.set(namespace, name, switches)
+            await self._traces.set(namespace, name, job["metadata"]["uid"], switches)
         return True
 
     def trace_changes(self, job: str) -> Subscription[Mapping[str, str]]:

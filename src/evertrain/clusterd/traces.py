@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from evertrain.acjob import names
 from evertrain.clusterd.model import Job
 from evertrain.clusterd.services.publisher import Line
 from evertrain.kube.cache import Cache
@@ -27,18 +28,25 @@ class Traces:
         except NotFound:
             return None
 
-    async def set(self, namespace: str, name: str, switches: Switches) -> None:
+    async def set(self, namespace: str, name: str, uid: str, switches: Switches) -> None:
+        """It goes with the job (`uid`), and the next one of that name begins without; unless somebody else has made
+        it."""
         data = {KEY: json.dumps(dict(switches), separators=(",", ":"))}
+        owners = [{"apiVersion": names.API_VERSION, "kind": names.KIND, "name": name, "uid": uid}]
         item = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": PREFIX + name, "namespace": namespace, "labels": LABELS},
+            "metadata": {"name": PREFIX + name, "namespace": namespace, "labels": LABELS, "ownerReferences": owners},
             "data": data,
         }
         try:
             await self._kube.create(CONFIG_MAP, item)
         except AlreadyExists:
-            await self._kube.patch(CONFIG_MAP, PREFIX + name, namespace, {"metadata": {"labels": LABELS}, "data": data})
+            there = await self._kube.get(CONFIG_MAP, PREFIX + name, namespace)
+            metadata: Object = {"labels": LABELS}
+            if there["metadata"].get("ownerReferences"):
+                metadata["ownerReferences"] = owners
+            await self._kube.patch(CONFIG_MAP, PREFIX + name, namespace, {"metadata": metadata, "data": data})
 
     def subscribe(self, job: Callable[[], Job | None]) -> Line[Switches]:
         line: Line[Switches] = Line(key=lambda _: "", limit=None, left=lambda line: self._forget(line))

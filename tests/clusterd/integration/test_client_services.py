@@ -198,6 +198,9 @@ async def test_switches_of_timings(tmp_path: Path) -> None:
         assert found.code == 200 and (found.profilingSwitch.Step, found.profilingSwitch.FP) == ("on", "off")
         told = await switches.next()
         assert told is not None and told.profilingSwitch.Step == "on"
+        item = await training.kube.get(CONFIG_MAP, "data-trace-bert", "default")
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("AscendJob", training.uid), "the next job of that name begins without"
 
 
 async def test_rank_tables_of_inference_can_be_asked_for(tmp_path: Path) -> None:
