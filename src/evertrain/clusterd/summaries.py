@@ -35,7 +35,8 @@ class Summaries:
         """By uid: how many ConfigMaps there are."""
         self._news = asyncio.Event()
         self._counted = statistics.Statistics()
-        self._removals: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._removals: dict[tuple[str, str], tuple[asyncio.TimerHandle, int]] = {}
+        """By namespace and name: of how many ConfigMaps of a job that is gone."""
 
     def update(self, job: Job) -> None:
         self._counted.update(job, int(self._clock()))
@@ -47,7 +48,9 @@ class Summaries:
         self._known[job.uid] = now
         removal = self._removals.pop((job.namespace, job.name), None)
         if removal is not None:  # of an earlier job of that name
-            removal.cancel()
+            timer, count = removal
+            timer.cancel()
+            self._parts[job.uid] = count
         self._publish(now)
 
     def gone(self, job: Job) -> None:
@@ -61,7 +64,8 @@ class Summaries:
         if any((each.job.namespace, each.job.name) == key for each in self._known.values()):
             return  # another job has the name, and the ConfigMaps, already
         loop = asyncio.get_running_loop()
-        self._removals[key] = loop.call_later(KEPT, self._remove, key, len(last.tables))
+        count = len(last.tables)
+        self._removals[key] = (loop.call_later(KEPT, self._remove, key, count), count)
 
     @property
     def now(self) -> Mapping[str, summary.Summary]:

@@ -53,6 +53,35 @@ def test_parts_that_are_not_needed_any_more_go(monkeypatch: pytest.MonkeyPatch) 
     virtual_time.run(test())
 
 
+def test_a_job_does_not_keep_parts_of_an_earlier_one_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "LIMIT", 4096 + 400)  # a server or two
+
+    async def test() -> None:
+        kube = FakeKube()
+        publisher = Publisher(kube)
+        summaries = Summaries(publisher, Cache(kube, NODE), asyncio.get_running_loop().time)
+        pods = {rank: Pod(rank, f"u{rank}", f"p{rank}", node=f"n{rank}", devices=(Device("0"),)) for rank in range(4)}
+        large = Job("U", "train", "default", pods=pods)
+        running = [asyncio.ensure_future(publisher.run()), asyncio.ensure_future(summaries.run())]
+        try:
+            summaries.update(large)
+            await asyncio.sleep(10)
+            summaries.gone(large)
+            await asyncio.sleep(10)
+            assert len(kube.items(CONFIG_MAP)) > 2
+            summaries.update(replace(large, uid="V", pods={0: pods[0]}))
+            await asyncio.sleep(2 * KEPT)
+            names = {item["metadata"]["name"] for item in kube.items(CONFIG_MAP)}
+            assert names == {"job-summary-train", "current-job-statistic"}
+            assert kube.find(CONFIG_MAP, "job-summary-train")["data"]["job_id"] == "V"
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    virtual_time.run(test())
+
+
 def test_a_job_that_can_not_be_told_of_hides_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
