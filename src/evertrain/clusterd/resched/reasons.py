@@ -58,12 +58,6 @@ def recorded(text: str, job: str, tasks: Sequence[Task], now: float, since: floa
     return result
 
 
-def without(text: str, jobs: Sequence[str]) -> str:
-    """Jobs that are gone."""
-    found = read(text)
-    return json.dumps({job: entry for job, entry in found.items() if job not in jobs}, separators=(",", ":"))
-
-
 def _is_entry(entry: object) -> bool:
     records = entry.get("RescheduleRecords") if isinstance(entry, dict) else None
     return isinstance(records, list) and all(
