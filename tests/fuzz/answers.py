@@ -21,6 +21,7 @@ NOT_REGISTERED = "not registed"
 CLUSTER = ("", "-1")
 ROLES = ("CCAgent", "DefaultUser1", "DefaultUser2", "FdAgent")
 RESOURCES = ("CCAE", "fd-online", "pingmesh", "Netmind", "dpcStorage", "dtfsStorage")
+LONGEST = 256
 EARLIEST, LATEST = 1_735_689_600_000, 9_999_999_999_999
 ID = re.compile(r"[a-zA-Z0-9\-_.]{8,128}")
 
@@ -89,10 +90,16 @@ def _stress_test(request: Any, known: Known) -> Answers:
     return {0, 411, 413} if sense else {413}
 
 
+def _too_long(request: Any) -> bool:
+    return max(len(request.jobId), len(request.role)) > LONGEST
+
+
 def _fault_register(request: Any, known: Known) -> Answers:
     if not request.role:
         return {"request is nil or role is empty"}
-    return {200} if request.jobId in (known.job, *CLUSTER) else {402}
+    if request.jobId not in (known.job, *CLUSTER):
+        return {402}
+    return {409} if _too_long(request) else {200}
 
 
 def _fault_query(request: Any, known: Known) -> Answers:
@@ -154,14 +161,16 @@ RULES: dict[str, Callable[[Any, Known], Answers]] = {
     "/job.Job/Register": lambda request, known: {200} if request.role in ROLES else {400},
     "/job.Job/SubscribeJobSummarySignal": lambda request, known: {"please register first"},
     "/job.Job/SubscribeJobSummarySignalList": lambda request, known: {"please register first"},
-    "/config.Config/Register": lambda request, known: {0},
+    "/config.Config/Register": lambda request, known: {409} if _too_long(request) else {0},
     "/config.Config/SubscribeRankTable": lambda request, known: {STREAM, NOT_REGISTERED},
     "/PubFault/SendPublicFault": _public_fault,
     "/TrainingDataTrace/ModifyTrainingDataTraceSwitch": _set_trace,
     "/TrainingDataTrace/GetTrainingDataTraceSwitch": lambda request, known: (
         {200, 300, 404, 500} if _traced(request) else {300}
     ),
-    "/TrainingDataTrace/SubscribeDataTraceSwitch": lambda request, known: {STREAM},
+    "/TrainingDataTrace/SubscribeDataTraceSwitch": lambda request, known: (
+        {f"at most {LONGEST}"} if _too_long(request) else {STREAM}
+    ),
 }
 
 

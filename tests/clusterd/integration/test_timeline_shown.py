@@ -209,8 +209,9 @@ async def test_an_api_server_that_is_away_delays_nothing_and_gets_the_newest_sta
     async with cluster(tmp_path) as running:
         job = await job_on(running)
         away = Away(running.kube)
+        away.reachable.set()
         async with timeline(away) as kept:  # type: ignore[arg-type]
-            away.refused.clear()
+            away.reachable.clear()
             for after, note in RECOVERY[:-1]:
                 kept.note(job, note, START + after)
             await away.refused.wait()

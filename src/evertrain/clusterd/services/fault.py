@@ -43,10 +43,10 @@ class Fault:
         member = await self._security.admit(context, job, self._hub.jobs_of(job))
         if not request.role:
             await fail(context, "request is nil or role is empty")
-        if wrong := too_long(job, request.role):
-            return wire.Status(code=wrong.code, info=wrong.info)
         if job != WHOLE_CLUSTER and not self._hub.jobs_of(job):
             return wire.Status(code=Code.NO_JOB, info=no_job(job).info)
+        if wrong := too_long(job, request.role):
+            return wire.Status(code=wrong.code, info=wrong.info)
         if not self._registry.register((job, request.role, member)):
             return wire.Status(code=Code.TOO_MANY, info=too_many(job).info)
         return wire.Status(code=Code.SUCCESS, info="register success")
