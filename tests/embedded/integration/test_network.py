@@ -99,6 +99,38 @@ def test_pods_on_the_same_port_reach_each_other_and_nothing_else(tmp_path: Path)
     run(main())
 
 
+SYS = """
+import sys
+from evertrain.embedded import kernel
+kernel.become_own_user_namespace()
+kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWNS)
+kernel.mount("sysfs", sys.argv[1], "sysfs", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+"""
+
+
+def test_a_pod_finds_its_own_nics_in_sys(tmp_path: Path) -> None:
+    trial = tmp_path / "sys"
+    trial.mkdir()
+    if subprocess.run([sys.executable, "-c", SYS, str(trial)], capture_output=True).returncode:
+        pytest.skip("a container of which parts of /sys are hidden gets no other one")
+    look = "import os, socket; folder = '/sys/class/net'; print(*sorted(os.listdir(folder)))"
+    look += "; print(open(folder + '/eth0/address').read())"
+
+    async def main() -> None:
+        async with networked(tmp_path, 1) as cluster:
+            await cluster.create(python("a", look))
+            await cluster.create(python("b", look, volumes=[VOLUME], container={"volumeMounts": [ROOT_MOUNT]}))
+            for name in ("a", "b"):
+                await cluster.phase(name, "Succeeded", "Failed")
+                own = plan.hardware(address(cluster, name)).hex(":")
+                assert await cluster.log(name) == f"eth0 eth1 lo\n{own}\n\n"
+
+    run(main())
+
+
+VOLUME = {"name": "data", "emptyDir": {}}
+ROOT_MOUNT = {"name": "data", "mountPath": "/evertrain-data"}
+"""Where nothing is: the pod gets a root directory of its own."""
 LEADER = {"metadata": {"labels": {"role": "leader"}}}
 """Of the pod that the Service selects."""
 

@@ -40,7 +40,7 @@ OOM_SCORE = 300
 """If memory runs out, the kernel should choose a pod rather than the cluster."""
 
 
-def serve(connection: socket.socket, own_pids: bool, own_mounts: bool) -> None:
+def serve(connection: socket.socket, own_pids: bool, own_mounts: bool, own_network: bool) -> None:
     """The life of the process. Returns when the container has ended."""
     lines = _Lines(connection)
     spec = lines.first()
@@ -49,7 +49,7 @@ def serve(connection: socket.socket, own_pids: bool, own_mounts: bool) -> None:
     try:
         container = _Container(spec, lines, own_pids)
         if own_mounts:
-            _enter(spec, own_pids)
+            _enter(spec, own_pids, own_network)
         elif wanted := [mount for mount in spec["mounts"] if not mounts.needless(mount)]:
             paths = ", ".join(mount["target"] for mount in wanted)
             raise mounts.MountError(f"volumes can't be mounted ({paths}): {spec['no_mounts']}")
@@ -69,10 +69,12 @@ class _CannotStart(Exception):
     """The program can't be executed."""
 
 
-def _enter(spec: dict[str, Any], own_pids: bool) -> None:
+def _enter(spec: dict[str, Any], own_pids: bool, own_network: bool) -> None:
     mounts.private_namespace(spec.get("own_memory", True))
     if spec["hostname"]:
         kernel.set_host_name(spec["hostname"])
+    if own_network:
+        mounts.show_own_network(spec["staging"])
     mounts.arrange(spec["mounts"], spec["staging"], own_pids)
 
 

@@ -161,7 +161,7 @@ class Runtime:
             self._connection.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
-            container.serve(socket.socket(fileno=descriptor), self._own_pids, self._own_mounts)
+            container.serve(socket.socket(fileno=descriptor), self._own_pids, self._own_mounts, network >= 0)
         except BaseException as error:
             container.fail(error)
         finally:

@@ -9,6 +9,7 @@ Inside a volume the missing directory is really made, as container runtimes do: 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Sequence
@@ -43,6 +44,19 @@ def private_namespace(own_memory: bool) -> None:
     if own_memory and os.path.isdir(SHARED_MEMORY):
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("tmpfs", os.path.realpath(SHARED_MEMORY), "tmpfs", flags, "mode=1777")
+
+
+def show_own_network(staging: str) -> None:
+    """/sys shows the NICs of whoever mounted it: the machine's. Where the kernel refuses to mount another one, it goes
+    on doing so. `staging` is an empty directory."""
+    flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    with contextlib.suppress(OSError):
+        kernel.mount("sysfs", staging, "sysfs", flags)
+        try:
+            for part in ("class/net", "devices/virtual/net"):
+                kernel.bind(f"{staging}/{part}", f"/sys/{part}")
+        finally:
+            kernel.unmount(staging)
 
 
 def arrange(mounts: Sequence[Mount], staging: str, own_proc: bool) -> None:
