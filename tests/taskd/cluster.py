@@ -66,6 +66,8 @@ class ScriptedClusterD:
         self.answers: dict[str, list[Status]] = {}
         self.late = 0.0
         """Seconds that every answer takes, those of health checks too."""
+        self.greets = True
+        """It confirms a subscription at once. One in Go does so with its first signal."""
         self.health_checks = 0
         self._signals = Feed()
         self._nics = Feed()
@@ -151,7 +153,8 @@ class ScriptedClusterD:
         return Status(code=0)
 
     async def SubscribeProcessManageSignal(self, request: ClientInfo, context: Any) -> Any:
-        await context.send_initial_metadata(())
+        if self.greets:
+            await context.send_initial_metadata(())
         self.subscribed.set()
         self._tell("ClusterD hears SubscribeProcessManageSignal")
         async for item in self._signals.items():

@@ -9,7 +9,9 @@ import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from evertrain.taskd.frames import FaultReport
@@ -247,6 +249,35 @@ async def test_reports_wait_until_clusterd_is_subscribed_to(tmp_path: Path) -> N
             await clusterd.expect(method)
         await clusterd.expect("ReportProcessFault")
         assert clusterd.subscribed.is_set()
+
+
+async def test_reports_do_not_wait_for_the_first_signal_of_a_clusterd_in_go(tmp_path: Path) -> None:
+    clusterd = ScriptedClusterD()
+    clusterd.greets = False
+    await clusterd.start()
+    try:
+        async with Job(tmp_path, clusterd).running() as job:
+            await registered(clusterd)
+            job.manager._reported(Report("process_fault", {3: 1}))
+            await clusterd.expect("ReportProcessFault")
+            await led(clusterd, job)
+    finally:
+        await clusterd.stop()
+
+
+async def test_a_report_that_clusterd_can_not_deal_with_does_not_hold_up_the_next_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_LONGEST_PAUSE", 0.01)
+
+    async def crash(clusterd: ScriptedClusterD, request: object, context: Any) -> None:
+        await context.abort(grpc.StatusCode.INTERNAL, "panic")
+
+    monkeypatch.setattr(ScriptedClusterD, "ReportStopComplete", crash, raising=False)
+    async with cluster(tmp_path) as (clusterd, job):
+        job.manager._reported(Report("stop_complete", {3: 1}))
+        job.manager._reported(Report("process_fault", {3: 1}))
+        await clusterd.expect("ReportProcessFault")
 
 
 async def test_a_conversation_that_broke_begins_again_with_all_faults(tmp_path: Path) -> None:

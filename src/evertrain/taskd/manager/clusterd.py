@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import traceback
@@ -32,13 +33,16 @@ _CALL = 60.0
 """Seconds for an answer. One that is late is waited for: the same report twice would be one too many."""
 _HEALTH, _HEALTH_LIMIT = 5.0, 30.0
 """Seconds between questions whether ClusterD is there, and for the answer."""
+_OPENING = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _MANY = 60
 """Attempts after which it is told that ClusterD stays away. An original manager gives up here."""
 _SWITCHED_OFF_PAUSE = 30.0
 """Seconds before a ClusterD that does not lead this job is asked again: it may do so after its own restart."""
 _REFUSALS = 20
-"""How often a report is refused, by a ClusterD that does not know us, before it is given up."""
+"""How often a report is refused, by a ClusterD that does not know us or can't deal with it, before it is given up."""
+_AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+"""Errors of a ClusterD that is not there, or of a line that broke: it is waited for, however long that takes."""
 _STRANGERS = frozenset({400, 402, 408})
 """Answers of a ClusterD that does not know us (any more): not registered, no such job, not initialised."""
 _OPTIONS = [
@@ -177,6 +181,7 @@ class ClusterD:
                 self._begin_anew()
             except (grpc.aio.AioRpcError, ConnectionError) as error:
                 reason = _reason(error)
+                refusals += not (isinstance(error, grpc.aio.AioRpcError) and error.code() in _AWAY)
             if reason != told:
                 told = reason
                 log.warning("%s: %s; it is sent again when ClusterD is back", method, reason)
@@ -287,7 +292,10 @@ class ClusterD:
         health = asyncio.ensure_future(self._check_health(stream))
         self._stream = stream
         try:
-            await stream.initial_metadata()
+            # Ours answers at once; an original ClusterD says nothing before its first signal.
+            with contextlib.suppress(TimeoutError):
+                async with aio.timeout(_OPENING):
+                    await stream.initial_metadata()
             self.subscribed.set()
             self._leads(True)
             self._open.set()
