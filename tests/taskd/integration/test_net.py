@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from evertrain.taskd.net.security import Security
 from evertrain.taskd.net.server import SERVICE, as_message
 from evertrain.wire import service
 from evertrain.wire.tasknet_pb2 import Ack, Message, MessageHeader, PathDiscoveryReq, RegisterReq
+from tests.taskd.relay import Relay
 
 MANAGER = Position("Mgr", "0")
 LOOPBACK = "127.0.0.1:0"
@@ -403,3 +405,77 @@ async def test_the_answer_to_a_call_counts_also_after_the_end_of_the_stream(monk
                 await asyncio.sleep(0.01)
         held.answers.set()
         assert await asyncio.wait_for(sending, 90) == 0
+
+
+async def test_a_proxy_notices_by_what_its_members_say_that_the_way_up_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CALL_LIMIT", 2.0)
+    manager = Node(MANAGER, listen=LOOPBACK)
+    await manager.start()
+    relay = Relay(manager.port)
+    await relay.start()
+    proxy = Node(Position("Proxy", "0", "1"), listen=LOOPBACK, upstream=f"127.0.0.1:{relay.port}")
+    try:
+        async with running(proxy):
+            agent = Node(Position("Agent", "0"), upstream=f"127.0.0.1:{proxy.port}")
+            async with running(agent):
+                assert proxy.client is not None and agent.client is not None
+                relay.cut()
+                monkeypatch.setattr(proxy.client, "send", late(proxy.client.send))
+                async with aio.timeout(90):
+                    while proxy.client.joined.is_set():
+                        assert await agent.send(MANAGER, "lost")
+                        await asyncio.sleep(0.01)
+                relay.mend()
+                async with aio.timeout(90):
+                    while await agent.send(MANAGER, "heard"):
+                        await asyncio.sleep(0.01)
+                assert (await manager.received.get()).body == "heard"
+    finally:
+        await relay.stop()
+        await manager.close()
+
+
+def late(send: Callable[[Message], Awaitable[Ack]]) -> Callable[[Message], Awaitable[Ack]]:
+    """A proxy gets a message after its member has sent it."""
+
+    async def sent(message: Message) -> Ack:
+        await asyncio.sleep(0.1)
+        return await send(message)
+
+    return sent
+
+
+@pytest.mark.parametrize(("held", "pauses"), [(0.0, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]), (6.0, [0.05] * 7)])
+async def test_who_is_sent_away_at_once_comes_back_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, held: float, pauses: list[float]
+) -> None:
+    """As when two processes have the same rank: each sends the other away."""
+    paused: list[float] = []
+    enough, sleep = asyncio.Event(), asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        paused.append(seconds)
+        if len(paused) >= len(pauses):
+            enough.set()
+        await sleep(0)
+
+    async def join() -> None:
+        member._since = asyncio.get_running_loop().time() - held
+
+    caplog.set_level(logging.INFO, "evertrain.taskd.net.client")
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    monkeypatch.setattr(client.random, "uniform", lambda low, high: high)
+    member = client.Client(Position("Agent", "0"), "127.0.0.1:1", nobody, list, Security())
+    monkeypatch.setattr(member, "_stay_joined", join)
+    member.start()
+    await asyncio.wait_for(enough.wait(), 90)
+    await member.close()
+    assert paused[: len(pauses)] == pauses
+    told = [each for each in caplog.messages if "rebuild net" in each]
+    assert len(told) >= len(pauses) if held else told == [
+        "rebuild net, role=Agent, srvRank=0: the parent at 127.0.0.1:1 ended the stream"
+    ]
+
+
+async def nobody(message: Message) -> int:
+    return 0

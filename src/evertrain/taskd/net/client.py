@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from evertrain import aio
-from evertrain.taskd.codes import AckCode
+from evertrain.taskd.codes import PROXY, AckCode
 from evertrain.taskd.net.routing import Position
 from evertrain.taskd.net.security import Security
 from evertrain.taskd.net.server import MAX_MESSAGE, SERVICE, as_message
@@ -23,12 +23,16 @@ from evertrain.wire.tasknet_pb2 import Ack, Message, PathDiscoveryReq, RegisterR
 log = logging.getLogger(__name__)
 
 CALL_LIMIT = 10.0
+_FROM_BELOW = 1.25
+"""How many times as long the members of a proxy wait: its call ends with theirs, and would never be a late one."""
 JOIN_LIMIT = 30.0
 """Seconds for a call by which a member joins: all nodes of a large job come at once, and who gives up comes again."""
 LAST_ANSWERS = 3.0
 """Seconds for the answers to our calls, when the parent has ended the stream in good order."""
 _OPENING = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_HOLDS = 5.0
+"""Seconds after which a join counts as one: two that have the same place would send each other away without a pause."""
 _OPTIONS = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -54,6 +58,8 @@ class Client:
         self._own, self._address, self._received, self._paths = own, address, received, paths
         self._security = security
         self.joined = asyncio.Event()
+        self._since: float | None = None
+        """When the last attempt to join has succeeded; None if it has not."""
         self._stub: Any = None
         self._task: asyncio.Task[None] | None = None
         self._handling: set[asyncio.Task[None]] = set()
@@ -71,24 +77,21 @@ class Client:
     async def _keep_joined(self) -> None:
         pause, told = _FIRST_PAUSE, ""
         while True:
+            self._since = None
             try:
                 await self._stay_joined()
-                pause, told = _FIRST_PAUSE, ""
-                log.info(
-                    "rebuild net, role=%s, srvRank=%s: the parent at %s ended the stream", *self._own[:2], self._address
-                )
+                level, reason = logging.INFO, f"the parent at {self._address} ended the stream"
             except (grpc.RpcError, OSError) as error:
-                if self.joined.is_set():
-                    pause, told = _FIRST_PAUSE, ""
-                if (reason := _reason(error)) != told:
-                    told = reason
-                    log.warning("rebuild net, role=%s, srvRank=%s: %s: %s", *self._own[:2], self._address, reason)
+                level, reason = logging.WARNING, f"{self._address}: {_reason(error)}"
             except Exception as error:  # whatever it is, the next attempt may succeed
-                if (reason := f"{type(error).__name__}: {error}") != told:
-                    told = reason
-                    log.error("rebuild net, role=%s, srvRank=%s: %s", *self._own[:2], reason)
+                level, reason = logging.ERROR, f"{type(error).__name__}: {error}"
             finally:
                 self.joined.clear()
+            if self._since is not None and asyncio.get_running_loop().time() - self._since >= _HOLDS:
+                pause, told = _FIRST_PAUSE, ""
+            if reason != told:
+                told = reason
+                log.log(level, "rebuild net, role=%s, srvRank=%s: %s", *self._own[:2], reason)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # so that not all come back at once
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -111,6 +114,7 @@ class Client:
                 async with aio.timeout(_OPENING):
                     await stream.initial_metadata()
             self._stub = stub
+            self._since = asyncio.get_running_loop().time()
             self.joined.set()
             log.info("path join success, role=%s, srvRank=%s, processRank=%s", *self._own)
             try:
@@ -177,8 +181,9 @@ class Client:
         stub = self._stub
         if stub is None:
             return self._nack(message, AckCode.SERVER_ERROR)
+        limit = CALL_LIMIT * (1.0 if self._own.role == PROXY else _FROM_BELOW)
         try:
-            ack: Ack = await stub.TransferMessage(message, metadata=self._security.metadata(), timeout=CALL_LIMIT)
+            ack: Ack = await stub.TransferMessage(message, metadata=self._security.metadata(), timeout=limit)
             return ack
         except grpc.aio.AioRpcError as error:
             log.debug("%s: message %s: %s", self._own, message.header.uuid, _reason(error))
