@@ -21,7 +21,7 @@ from evertrain.taskd.manager.clusterd import ClusterD
 from evertrain.taskd.manager.orders import End, Signal
 from evertrain.taskd.manager.reports import Progress, Report
 from evertrain.taskd.manager.shell import Config, Manager
-from evertrain.taskd.net import server
+from evertrain.taskd.net import client, server
 from evertrain.taskd.net.node import Node
 from evertrain.taskd.net.routing import Position
 from evertrain.taskd.net.security import Security
@@ -29,6 +29,7 @@ from evertrain.taskd.tracing import KINDS
 from evertrain.wire.recover_pb2 import ClientInfo, FaultRank, ProcessManageSignal, Status
 from tests.ports import free_port
 from tests.taskd.cluster import ScriptedClusterD
+from tests.taskd.relay import Relay
 
 MANAGER = Position("Mgr", "0")
 
@@ -73,8 +74,9 @@ class Job:
         assert self.manager._clusterd is not None
         return self.manager._clusterd
 
-    async def add(self, node: int, started: int = 1) -> Node:
-        above = f"127.0.0.1:{self.manager.port}"
+    async def add(self, node: int, started: int = 1, port: int = 0) -> Node:
+        """`port`: where its proxy finds the manager."""
+        above = f"127.0.0.1:{port or self.manager.port}"
         proxy = await self._join(Node(Position("Proxy", str(node), str(started)), listen="127.0.0.1:0", upstream=above))
         agent = await self._join(Node(Position("Agent", str(node)), upstream=f"127.0.0.1:{proxy.port}"))
         self.agents.append(agent)
@@ -417,6 +419,37 @@ async def test_pods_are_replaced_without_process_recovery(tmp_path: Path) -> Non
         new = await job.add(1, started=2)
         await say(new, "STATUS", 201, "7", {})
         assert (await hear(new)).message == "6"
+
+
+@pytest.mark.usefixtures("environment")
+async def test_an_agent_that_was_cut_off_when_all_were_to_restart_hears_it_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(delivery, "BETWEEN", 0.05)
+    monkeypatch.setattr(server, "ACK_WAIT", 0.3)
+    monkeypatch.setattr(client, "CALL_LIMIT", 2.0)
+    async with Job(tmp_path, None, recovers=False).running() as job:
+        relay = Relay(job.manager.port)
+        await relay.start()
+        try:
+            far = await job.add(2, port=relay.port)
+            for agent in job.agents:
+                await say(agent, "STATUS", 201, "7", {})
+                assert (await hear(agent)).message == "7"
+            relay.cut()
+            await say(job.agents[1], "STATUS", 202, FaultReport([2], 7).encode(), {"REPORT_FAULT_TIME": "1"})
+            assert (await hear(job.agents[0])).code == 208
+            await until(lambda: "mgr resend message more times than limit 5: 208 to Agent 2" in caplog.text)
+            relay.mend()
+            async with aio.timeout(90):
+                while far.received.empty():
+                    sign = frames.body("KEEP_ALIVE", 0, FaultReport([], 7).encode(), {"RUNNING": "true"})
+                    await far.send(MANAGER, sign.encode(), mtype="DEFAULT")
+                    await asyncio.sleep(0.05)
+            restart = await hear(far)
+            assert (restart.code, restart.message) == (208, "6")
+        finally:
+            await relay.stop()
 
 
 @pytest.mark.usefixtures("environment")

@@ -359,6 +359,61 @@ def test_processes_that_no_agent_starts_are_not_waited_for() -> None:
     assert mind.not_told(1, order, 2) == [], "those of another pod are waited for by now"
 
 
+def lost(mind: Decisions, orders: list[Order]) -> None:
+    """None of them arrives."""
+    bodies = [(order.node, mind.addressed(order)) for order in orders if isinstance(order, ToAgent)]
+    for node, body in bodies:
+        mind.not_told(node, body, 2)
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_an_agent_that_could_not_be_told_to_restart_is_told_when_it_is_there_again(recovers: bool) -> None:
+    mind = job(recovers, restarts=5)
+    lost(mind, mind.pods.restart((1,)))
+    assert sign(mind, 2, []) == ["agent 2: 208 4"] and sign(mind, 0, []) == ["agent 0: 208 4"]
+    assert sign(mind, 2, []) == [], "once, as it may be on its way"
+    assert sign(mind, 1, []) == [], "it was to leave"
+
+
+def test_nor_is_the_start_or_the_end_of_processes_forgotten() -> None:
+    mind = job(restarts=5)
+    lost(mind, mind.heard(AGENTS[1], frames.body("STATUS", 201, "5", {}), 0.0))
+    lost(mind, mind.signal(signal("preExitProcess", "pre exit process", faults={4: 1, 5: 1}, nodes=(2,))))
+    assert alive(mind, 1, 5, running=False) == [("agent 1: 210 5", 0)]
+    assert sign(mind, 2, [4])[-1] == 'agent 2: 213 ["4","5"]'
+
+
+def test_what_was_obeyed_is_not_ordered_again_although_the_answer_was_lost() -> None:
+    mind = job(restarts=5)
+    lost(mind, [o.start_agent(0, 5), *o.restart_agents((1,), 4), *o.stop_workers((2,), (4,))])
+    mind.pods.restarts = 4
+    fault(mind, 2, [4], 4)
+    assert sign(mind, 0, []) == sign(mind, 1, [], 4) == sign(mind, 2, [4], 4) == []
+
+
+def test_an_order_that_was_lost_is_not_repeated_to_another_agent_or_after_a_newer_one() -> None:
+    mind = job(restarts=5)
+    lost(mind, o.restart_agents((1,), 4))
+    register(mind, 1, 1.0)
+    assert sign(mind, 1, []) == []
+    lost(mind, o.restart_agents((1,), 4))
+    for newer in o.stop_workers((1,), (2,)):
+        assert isinstance(newer, ToAgent) and mind.addressed(newer)
+    assert sign(mind, 1, []) == []
+    first, second = (mind.addressed(ToAgent(1, frames.body("ACTION", 208, left))) for left in "43")
+    mind.not_told(1, first, 2)
+    assert sign(mind, 1, []) == [], "the second is on its way"
+    mind.not_told(1, second, 2)
+    assert sign(mind, 1, []) == ["agent 1: 208 3"]
+
+
+def test_processes_are_not_stopped_any_more_when_the_training_goes_on() -> None:
+    mind = job(restarts=5)
+    lost(mind, o.stop_workers((1,), (2,)))
+    mind.recovered()
+    assert sign(mind, 1, []) == []
+
+
 def test_a_pod_that_stood_by_takes_the_place_of_an_agent_that_has_not_left_yet() -> None:
     mind = job()
     exits = {"faults": {2: 1, 3: 1}, "nodes": (1,)}

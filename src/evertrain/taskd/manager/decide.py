@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 MOST_NODES, MOST_RANKS = 5000, 1_000_000
 SIGNS_A_SECOND = 100
 """Signs of life of all agents. They are only of use to a manager that has taken over, and each costs it half a ms."""
+_REPEATED = frozenset({Code.START_AGENT, Code.RESTART_AGENT, Code.STOP_WORKERS})
+"""Orders to agents that are still of use when they come late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class Decisions:
         """By node: how often its agent was told to replace processes."""
         self._types: dict[int, int] = {}
         """By rank: what its agent knows about a fault that the controller hasn't reported yet."""
+        self._ordered: dict[int, Body] = {}
+        """By node: the newest order to its agent."""
+        self._untold: dict[int, Body] = {}
+        """By node: that order, if it has not arrived and is to be repeated."""
         self._told: dict[int, dict[int, int]] = {}
         """By node: ranks that its agent has reported as failed, with the restarts that were left then."""
         self._over = False
@@ -115,6 +121,7 @@ class Decisions:
             for kept in (self._withheld, self._running, self._starting, self._replacing):
                 kept.pop(node, None)
             self._told.pop(node, None)
+            self._untold.pop(node, None)
             return []
         self._ids.setdefault(node, speaks)
         if self._successors.get(node) and speaks != self._ids[node]:
@@ -142,7 +149,7 @@ class Decisions:
 
     def _alive(self, node: int, body: Body, now: float) -> list[Order]:
         """A manager that took over learns from the agents how many restarts are left, and that the job is under way.
-        And a report of faults that nobody has got is made up for."""
+        And what was lost on the way is made up for: an order that the agent has not got, a report that nobody has."""
         inherited = node not in self._registered
         self._inherited |= inherited
         self.pods.known(node)
@@ -150,7 +157,26 @@ class Decisions:
             report = frames.fault_report(body.message)
         except BadFrame:
             return []
-        return [*self._learn(node, body, report.restart_times, inherited), *self._missed(node, body, report, now)]
+        learnt = self._learn(node, body, report.restart_times, inherited)
+        return [*learnt, *self._missed(node, body, report, now), *self._told_again(node, body, report)]
+
+    def _told_again(self, node: int, sign: Body, report: FaultReport) -> list[Order]:
+        """The order that could not be delivered, unless the agent has obeyed it: then only its answer was lost."""
+        order = self._untold.get(node)
+        if order is None or not self._has_the_place(node, sign):
+            return []
+        del self._untold[node]
+        match order.code:
+            case Code.START_AGENT:
+                obeyed = frames.is_running(sign)
+            case Code.RESTART_AGENT:
+                obeyed = order.message == str(report.restart_times)
+            case _:
+                obeyed = set(frames.rank_list(order.message)) <= set(report.fault_ranks)
+        if obeyed or self.pods.known(node).leaving:
+            return []
+        log.warning("agent %d is there again, and is told again what it has not got: %d", node, order.code)
+        return [ToAgent(node, order)]
 
     def _missed(self, node: int, body: Body, report: FaultReport, now: float) -> list[Order]:
         """What has failed by a sign of life, if the report of it has never come."""
@@ -295,10 +321,13 @@ class Decisions:
 
     def not_told(self, node: int, body: Body, per_node: int) -> list[Order]:
         """An agent does not hear an order. Processes that it was to start will not come, and others wait for them. One
-        that was to exit has gone without a word, with its node."""
+        that was to exit has gone without a word, with its node. Other orders wait for its next sign of life, unless
+        there is a newer one."""
         if body.code == Code.EXIT_AGENT and self.pods.known(node).leaving:
             self.pods.known(node).gone = True
             return self._gone(node)
+        if body.code in _REPEATED and body is self._ordered.get(node):
+            self._untold[node] = body
         if body.code != Code.RESTART_WORKERS or not self.pods.recovers_processes or self.pods.known(node).leaving:
             return []
         ranks = [rank for rank in frames.rank_list(body.message) if rank // per_node == node]
@@ -360,8 +389,11 @@ class Decisions:
         return False
 
     def addressed(self, order: ToAgent) -> Body:
-        """An order to exit names the one that is meant: another may have the place by the time that it arrives."""
+        """What an agent is told from now on, instead of anything before. An order to exit names the one that is meant:
+        another may have the place by the time that it arrives."""
         body, agent = order.body, self._ids.get(order.node, "")
+        self._ordered[order.node] = body
+        self._untold.pop(order.node, None)
         if body.code != Code.EXIT_AGENT or not agent:
             return body
         return frames.body(body.msg_type, body.code, body.message, {**(body.extension or {}), frames.AGENT_ID: agent})
@@ -374,6 +406,8 @@ class Decisions:
         """The controller reports that the training goes on."""
         self._types.clear()
         self.pods.healed()
+        for node in [node for node, order in self._untold.items() if order.code == Code.STOP_WORKERS]:
+            del self._untold[node]
 
     def switch_nics(self, uuid: str, job: str, ranks: Sequence[str], ops: Sequence[bool], now: float) -> list[Order]:
         return self._nics.order(uuid, job, ranks, ops, self._workers, now)
