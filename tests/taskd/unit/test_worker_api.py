@@ -4,14 +4,16 @@ import itertools
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from evertrain.taskd import frames
+from evertrain.taskd.tracing import Switch
 from evertrain.taskd.worker import api, cpu_stress, operations
-from evertrain.taskd.worker.worker import Worker
+from evertrain.taskd.worker.worker import Worker, _in_file
 from taskd.api import destroy_taskd_worker, init_taskd_worker, start_taskd_worker
 
 
@@ -107,6 +109,17 @@ def test_no_link_to_change_to(caplog: pytest.LogCaptureFixture) -> None:
     assert operations.switch_nic("pt", 0, "s1", [0], [True]) is False
     assert "the training is not paused" in caplog.text
     assert operations.switch_nic("ms", 0, "s2", [0], [True]) is False
+
+
+def test_a_file_of_switches_is_not_read_through_a_link_on_the_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "profilingSwitch").write_text('{"Step": "on"}')
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for folder, found in (("real", Switch(True, False)), ("link", None), ("missing", None)):
+        monkeypatch.setenv("TASKD_DATATRACE_DIR", str(tmp_path / folder))
+        assert _in_file() == found
 
 
 def test_a_stress_test_with_an_operation_that_nobody_knows_is_not_begun(

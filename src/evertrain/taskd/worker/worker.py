@@ -163,7 +163,7 @@ class Worker:
 def _in_file() -> Switch | None:
     """What the file wants; None if there is none, or nothing sensible in it."""
     try:
-        values = json.loads(files.text_or_empty(environment.trace_file()))
-    except (ValueError, RecursionError):
+        values = json.loads(files.read_text(environment.trace_file(), whole_path=True))
+    except (OSError, ValueError, RecursionError):
         return None
     return switch(values) if isinstance(values, dict) and values else None
