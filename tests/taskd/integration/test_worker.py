@@ -128,9 +128,13 @@ async def test_link_failover(tmp_path: Path) -> None:
 async def test_an_order_that_comes_twice_is_carried_out_once_and_nonsense_is_not(tmp_path: Path) -> None:
     async with Job(tmp_path).running() as job:
         good = {"globalRankIDs": '["0"]', "globalOps": "[true]", "switchNicUUID": "s"}
-        await job.order(204, globalRankIDs="x", globalOps="[true]", switchNicUUID="bad")
-        await job.order(204, globalRankIDs='["0"]', globalOps="[]", switchNicUUID="bad")
+        for ranks, ops in (("x", "[true]"), ('["0"]', "[]"), ("7", "7"), ("[null]", "[true]"), ("[" * 99_999, "[]")):
+            await job.order(204, globalRankIDs=ranks, globalOps=ops, switchNicUUID="bad")
+            assert ((answer := await job.hear()).message, answer.extension) == ("switchFail", {"switchNicUUID": "bad"})
+        await job.order(204)
         await job.order(999)
+        for odd in ("[]", "7", '{"3": []}', '{"3": {"ops": 1}}', "[" * 99_999):
+            await job.order(205, StressTestRankOPStr=odd, stressTestUUID="bad")
         await job.order(205, StressTestRankOPStr='{"3": {"ops": [7]}}', stressTestUUID="bad")
         await job.order(205, StressTestRankOPStr='{"1": {"ops": [0]}}', stressTestUUID="another rank's")
         for _ in range(2):

@@ -111,7 +111,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[list
     monkeypatch.setattr(operations, "stress", lambda framework, op: (begun.append(op), (0, "OK"))[1])
     monkeypatch.setenv("RANK", "9")
     worker = Worker(9, 1, "pt", 5000)
-    monkeypatch.setattr(worker._member, "send", lambda *args: said.append(args))
+    monkeypatch.setattr(worker._member, "send", lambda *args: (said.append(args), True)[1])
 
     def order(waited: float = 0.0, held: bool | None = None) -> tuple[list[int], list[Any]]:
         """By a worker that had something else to do for so long; `held`: MindIO has paused the training, or has not."""
@@ -141,6 +141,36 @@ def test_a_training_that_is_not_paused_is_not_tested(tested: Any, caplog: pytest
 def test_a_test_that_the_manager_has_given_up_is_not_begun(tested: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert tested(waited=STRESS_SILENCE + 1, held=True) == ([], [])
     assert "has been given up before it could begin" in caplog.text
+
+
+@pytest.fixture
+def switched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[bool]], list[Any]]]:
+    """What a worker says that was told to change its link, if it can send as often as it is said."""
+    monkeypatch.setattr(operations, "_switch_nic", lambda ranks, ops: True)
+    worker = Worker(9, 1, "pt", 5000)
+    said: list[Any] = []
+
+    def order(sent: list[bool]) -> list[Any]:
+        monkeypatch.setattr(worker._member, "send", lambda *args: (said.append(args), sent.pop(0))[1])
+        extension = {"switchNicUUID": "s", "globalRankIDs": '["9"]', "globalOps": "[true]"}
+        worker._obey(frames.body("ACTION", 204, "", extension), 0.0)
+        return said
+
+    yield order
+    worker.close()
+
+
+def test_a_result_is_told_until_the_manager_has_it(switched: Any) -> None:
+    left = [False] * 9 + [True, True]
+    assert switched(left) == [("ACTION", 204, "switchOK", {"switchNicUUID": "s"})] * 10 and left == [True]
+
+
+def test_a_manager_that_stays_away_is_not_waited_for_with_a_result(
+    switched: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("evertrain.taskd.worker.worker.RESULT", -1.0)
+    assert len(switched([False])) == 1
+    assert "worker 9: the manager did not get the result of order 204: switchOK" in caplog.text
 
 
 def test_orders_are_kept_with_the_time_at_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:

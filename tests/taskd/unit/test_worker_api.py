@@ -129,7 +129,7 @@ def test_a_stress_test_with_an_operation_that_nobody_knows_is_not_begun(
     monkeypatch.setattr(operations, "stress", lambda framework, op: (begun.append(op), (0, "OK"))[1])
     worker = Worker(9, 1, "pt", 5000)
     said: list[Any] = []
-    monkeypatch.setattr(worker._member, "send", lambda *args: said.append(args))
+    monkeypatch.setattr(worker._member, "send", lambda *args: (said.append(args), True)[1])
 
     def order(ops: list[int]) -> None:
         params = json.dumps({"9": {"ops": ops}})

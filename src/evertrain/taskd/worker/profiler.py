@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 
@@ -45,7 +46,8 @@ class Profiler:
             log.error("the timings can't be taken: %s", str(error))
             marks.default = marks.communication = False
             self._failed = True
-            self._mark(False)
+            with contextlib.suppress(Exception):
+                self._mark(False)
         return self.state()
 
     def _mark(self, wanted: bool) -> None:

@@ -26,6 +26,8 @@ from evertrain.taskd.worker.torch_marks import tell_steps
 
 log = logging.getLogger(__name__)
 
+RESULT = 60.0
+"""Seconds for which it is tried to tell a result: a device of which none comes is taken for a faulty one."""
 ALIVE, LOOK = 1.0, 1.0
 """Seconds between signs of life, and between looks at the file that says which timings are wanted."""
 REFUSED = (operations.FAILED, operations.NO_RESULT)
@@ -111,17 +113,28 @@ class Worker:
                 self._member.send(STATUS, result)
             else:
                 log.warning("worker %d: an unknown order: %s", self.rank, body)
-        except (KeyError, TypeError, ValueError) as error:
-            log.error("worker %d: order %d makes no sense: %s", self.rank, body.code, str(error))
+        except Exception as error:  # whatever it is, the next order has to be heard
+            reason = f"{type(error).__name__}: {error}"
+            log.error("worker %d: order %d makes no sense: %s", self.rank, body.code, reason)
+
+    def _tell(self, code: Code, message: str, extension: dict[str, str]) -> None:
+        """A result, until the manager has it: it may be away for a while."""
+        until = time.monotonic() + RESULT
+        while not self._member.send(ACTION, code, message, extension):
+            if self._ended.is_set() or time.monotonic() > until:
+                log.error("worker %d: the manager did not get the result of order %d: %s", self.rank, code, message)
+                return
 
     def _switch_nic(self, order: dict[str, str]) -> None:
-        uuid = order["switchNicUUID"]
-        ranks = [int(rank) for rank in json.loads(order["globalRankIDs"])]
-        ops = json.loads(order["globalOps"])
-        if len(ranks) != len(ops) or not all(isinstance(op, bool) for op in ops):
-            raise ValueError("as many operations as ranks are needed")
-        done = operations.switch_nic(self._framework, self.rank, uuid, ranks, ops)
-        self._member.send(ACTION, Code.SWITCH_NIC, "switchOK" if done else "switchFail", {"switchNicUUID": uuid})
+        uuid, done = order["switchNicUUID"], False
+        try:
+            ranks = [int(rank) for rank in json.loads(order["globalRankIDs"])]
+            ops = json.loads(order["globalOps"])
+            if len(ranks) != len(ops) or not all(isinstance(op, bool) for op in ops):
+                raise ValueError("as many operations as ranks are needed")
+            done = operations.switch_nic(self._framework, self.rank, uuid, ranks, ops)
+        finally:
+            self._tell(Code.SWITCH_NIC, "switchOK" if done else "switchFail", {"switchNicUUID": uuid})
 
     def _stress(self, order: dict[str, str], came: float) -> None:
         uuid = order["stressTestUUID"]
@@ -145,7 +158,7 @@ class Worker:
                 test = functools.partial(operations.stress, self._framework, op)
                 code, text = REFUSED if refused else self._alive_during(test, LIMITS[op])
                 results[str(op)] = {"code": str(code), "result": text}
-        self._member.send(ACTION, Code.STRESS_TEST, json.dumps({"rankResult": results}), {"stressTestUUID": uuid})
+        self._tell(Code.STRESS_TEST, json.dumps({"rankResult": results}), {"stressTestUUID": uuid})
 
     def _alive_during(self, work: Callable[[], tuple[int, str]], limit: float) -> tuple[int, str]:
         """The result; signs of life go to the manager meanwhile."""
