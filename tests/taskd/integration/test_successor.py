@@ -248,3 +248,42 @@ async def sign_of(manager: Node, ranks: list[int]) -> Body:
             body = frames.decode((await manager.received.get()).body)
             if body.msg_type == "KEEP_ALIVE" and frames.fault_report(body.message).fault_ranks == ranks:
                 return body
+
+
+async def test_a_sign_of_life_that_can_not_be_given_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tree(monkeypatch) as (_, manager, reporter):
+        failed, sign = asyncio.Event(), reporter._sign
+
+        def fail() -> Body:
+            reporter._sign = sign  # type: ignore[method-assign]
+            failed.set()
+            raise RecursionError("too deep")
+
+        reporter._sign = fail  # type: ignore[method-assign]
+        async with aio.timeout(90):
+            while not failed.is_set():
+                await asyncio.sleep(0.01)
+        for _ in range(manager.received.qsize()):
+            manager.received.get_nowait()
+        await sign_of(manager, [])
+        await manager.close()
+
+
+def test_an_agent_registers_until_the_manager_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [False, False, True]
+    thread = background.Background()
+    monkeypatch.setattr(background, "_shared", thread)
+    reporter = common.Reporter("0", "127.0.0.1:1", lambda: None)
+    monkeypatch.setattr(reporter.member, "start", lambda: None)
+    monkeypatch.setattr(reporter.member, "wait_joined", lambda limit: True)
+    monkeypatch.setattr(reporter.member, "send", lambda *_: answers.pop(0))
+    try:
+        reporter.start()
+        assert not answers
+        answers.append(False)
+        monkeypatch.setattr(common, "JOIN_LIMIT", -1.0)
+        with pytest.raises(ConnectionError, match="could not be told of this agent"):
+            reporter.start()
+    finally:
+        reporter.close()
+        thread.close()

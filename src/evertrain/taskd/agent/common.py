@@ -74,6 +74,7 @@ class Reporter:
 
     def start(self) -> None:
         """Join the tree and register. ConnectionError if the manager can't be reached."""
+        until = time.monotonic() + JOIN_LIMIT
         self.member.start()
         question = f"is manager.py running on the first node, and is its port {environment.manager_port()} reachable?"
         if not self.member.wait_joined(SILENT):
@@ -84,21 +85,29 @@ class Reporter:
                     f"failed to initialized agent network, initialization message_manager timeout: {question}"
                 )
         log.info("init message manager success")
-        self.member.send(REGISTER, Code.AGENT_REGISTER, "", self._id)
+        while not self.member.send(REGISTER, Code.AGENT_REGISTER, "", self._id):
+            if time.monotonic() > until:
+                raise ConnectionError(f"the manager could not be told of this agent in {JOIN_LIMIT:g} s: {question}")
         log.info("message manager is ready")
         self._alive = shared().submit(self._keep_alive())
 
     async def _keep_alive(self) -> None:
         while True:
             await self._until_next()
-            before, self.heard = self.heard, await self.member.deliver(self._sign(), tries=1)
-            if self.heard != before:
-                heard = "hears us again" if self.heard else "does not hear us; the training goes on"
-                log.warning("the manager %s", heard)
-            if self.heard and (not before or self._missed.is_set()):
-                self._missed.clear()
-                if (standing := self._standing) is not None and not await self.member.deliver(standing):
-                    self._missed.set()
+            try:
+                await self._show_life()
+            except Exception as error:  # whatever it is, it must not be the last sign
+                log.error("a sign of life could not be given: %s: %s", type(error).__name__, str(error))
+
+    async def _show_life(self) -> None:
+        before, self.heard = self.heard, await self.member.deliver(self._sign(), tries=1)
+        if self.heard != before:
+            heard = "hears us again" if self.heard else "does not hear us; the training goes on"
+            log.warning("the manager %s", heard)
+        if self.heard and (not before or self._missed.is_set()):
+            self._missed.clear()
+            if (standing := self._standing) is not None and not await self.member.deliver(standing):
+                self._missed.set()
 
     async def _until_next(self) -> None:
         """In a large job that is long; who has something to say that was missed does not wait for so long."""
