@@ -740,7 +740,8 @@ def test_what_the_processes_of_a_node_were_to_do_fails_when_it_leaves() -> None:
     mind = job(nodes=2)
     mind.switch_nics("s1", "job-1", ["0"], [True], 0.0)
     mind.profile({**OFF, "Step": "on"}, 0.0)
-    assert fault(mind, 1, []) == [str(NicReply("job-1", False))]
+    farewell = frames.body("STATUS", 202, FaultReport([]).encode())
+    assert mind.heard(AGENTS[1], farewell, 0.0) == [NicReply("job-1", False)]
     assert told(mind.tick(30.0)) == ["worker 0: 710", "worker 1: 710"], "nobody tells the others again and again"
 
 
@@ -801,6 +802,27 @@ def test_a_switch_that_makes_no_sense_has_failed() -> None:
     for ranks, ops in (([], []), (["0"], []), (["0"], [True, True])):
         assert mind.switch_nics("s1", "job-1", ranks, ops, 0.0) == [NicReply("job-1", False)]
     assert mind.deadline is None
+
+
+def test_it_is_known_why_a_switch_has_failed() -> None:
+    def why(orders: list[Order]) -> str:
+        (reply,) = orders
+        assert isinstance(reply, NicReply) and not reply.result
+        return reply.why
+
+    def switching() -> Decisions:
+        mind = job(nodes=2)
+        mind.switch_nics("s1", "job-1", ["0"], [True], 0.0)
+        return mind
+
+    nobody = Decisions("job-1", 1, True)
+    assert why(nobody.switch_nics("s1", "job-1", ["0"], [True], 0.0)) == "no worker has registered"
+    assert why(nobody.switch_nics("s1", "job-1", ["0"], [], 0.0)) == "1 ranks and 0 operations were named"
+    assert why(nic_result(switching(), 3, "switchFail")) == "worker 3 answers 'switchFail'"
+    assert why(switching().unreachable(1)) == "worker 1 can't be told, or was replaced"
+    mind = switching()
+    nic_result(mind, 0, "switchOK")
+    assert why(mind.tick(7200.0)) == "3 workers did not answer within 7200 s: 1, 2, 3"
 
 
 def test_a_process_that_is_replaced_before_it_has_changed_its_link_never_will() -> None:

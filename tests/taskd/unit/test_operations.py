@@ -94,6 +94,17 @@ def test_an_npu_that_can_not_be_tested_has_not_passed(
     assert why in caplog.text
 
 
+def test_a_link_that_the_framework_could_not_change_is_told_with_its_ranks(
+    monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    def _comm_switch_nic(ranks: list[int], ops: list[bool]) -> bool:
+        return False
+
+    module(monkeypatch, "torch_npu.npu", _comm_switch_nic=_comm_switch_nic)
+    assert not operations.switch_nic("pt", 0, "s", [0, 2], [True, True])
+    assert "link failover failed: _comm_switch_nic could not do it for ranks [0, 2]" in caplog.text
+
+
 @pytest.mark.parametrize("framework", ["pt", "ms"])
 def test_where_there_is_no_npu_the_processor_is_tested(monkeypatch: pytest.MonkeyPatch, framework: str) -> None:
     monkeypatch.setattr(operations, "_detect", None)

@@ -108,10 +108,10 @@ async def test_the_network_is_there(caplog: pytest.LogCaptureFixture) -> None:
 async def test_what_workers_were_ordered_is_done(caplog: pytest.LogCaptureFixture) -> None:
     manager: Any = Manager(Config("job-1", 1, 1))
     results = {"0": {"0": ("0", "OK")}}
-    manager._carry_out([NicReply("job-1", True), NicReply("job-1", False), StressReply("job-1", results)])
+    manager._carry_out([NicReply("job-1", True), NicReply("job-1", False, "no worker"), StressReply("job-1", results)])
     assert caplog.messages == [
         "all rank switch success",
-        "link failover failed",
+        "link failover failed: no worker",
         f"all stress test finish: {results}",
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from evertrain.taskd import frames
@@ -13,6 +13,8 @@ from evertrain.taskd.manager.orders import NicReply, Order, ToWorker
 
 LIMIT = 120 * 60.0
 OK, FAILED = "switchOK", "switchFail"
+_NAMED = 10
+"""Ranks in a line of the log."""
 
 
 @dataclass(slots=True)
@@ -31,8 +33,10 @@ class NicSwitches:
         self, uuid: str, job: str, ranks: Sequence[str], ops: Sequence[bool], workers: Iterable[int], now: float
     ) -> list[Order]:
         waiting = set(workers)
-        if not waiting or not ranks or len(ranks) != len(ops):
-            return [NicReply(job, False)]
+        if not ranks or len(ranks) != len(ops):
+            return [NicReply(job, False, f"{len(ranks)} ranks and {len(ops)} operations were named")]
+        if not waiting:
+            return [NicReply(job, False, "no worker has registered")]
         self._running[uuid] = _Switch(uuid, job, waiting, now + LIMIT)
         extension = {
             "globalRankIDs": json.dumps(list(ranks), separators=(",", ":")),
@@ -50,14 +54,16 @@ class NicSwitches:
         if body.message == OK and switch.waiting:
             return []
         del self._running[switch.uuid]
-        return [NicReply(switch.job, body.message == OK)]
+        if body.message == OK:
+            return [NicReply(switch.job, True)]
+        return [NicReply(switch.job, False, f"worker {rank} answers {body.message[:100]!r}")]
 
     def lost(self, rank: int) -> list[Order]:
         """A worker can't be reached, or a new process has its rank: it will never say that it has changed over."""
         failed = [switch for switch in self._running.values() if rank in switch.waiting]
         for switch in failed:
             del self._running[switch.uuid]
-        return [NicReply(switch.job, False) for switch in failed]
+        return [NicReply(switch.job, False, f"worker {rank} can't be told, or was replaced") for switch in failed]
 
     @property
     def deadline(self) -> float | None:
@@ -67,4 +73,9 @@ class NicSwitches:
         over = [switch for switch in self._running.values() if switch.deadline <= now]
         for switch in over:
             del self._running[switch.uuid]
-        return [NicReply(switch.job, False) for switch in over]
+        return [NicReply(switch.job, False, _silent(switch.waiting)) for switch in over]
+
+
+def _silent(ranks: Collection[int]) -> str:
+    first = ", ".join(map(str, sorted(ranks)[:_NAMED]))
+    return f"{len(ranks)} workers did not answer within {LIMIT:g} s: {first}{', ...' if len(ranks) > _NAMED else ''}"

@@ -63,6 +63,8 @@ class ToController:
 class NicReply:
     job: str
     result: bool
+    why: str = field(default="", compare=False)
+    """In words, why not all could."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -395,7 +395,10 @@ class Manager:
                     else:
                         log.info("controller callback is nil: %s is for nobody", order.action)
                 case NicReply():
-                    log.info("all rank switch success" if order.result else "link failover failed")
+                    if order.result:
+                        log.info("all rank switch success")
+                    else:
+                        log.error("link failover failed: %s", order.why)
                     if self._clusterd is not None:
                         self._clusterd.reply_nics(order)
                 case StressReply():

@@ -72,11 +72,12 @@ def switch_nic(framework: str, rank: int, name: str, ranks: Sequence[int], ops: 
     function = _switch_nic or _of_the_framework(framework)
     try:
         with paused() as ended:
-            if function is not None:
-                return bool(function(list(ranks), list(ops)))
-            if framework != "pt":
-                raise RuntimeError("there is neither an NPU nor a function registered for it")
-            _move_groups(rank, name, ranks, ops, ended)
+            if function is None:
+                if framework != "pt":
+                    raise RuntimeError("there is neither an NPU nor a function registered for it")
+                _move_groups(rank, name, ranks, ops, ended)
+            elif not function(list(ranks), list(ops)):
+                raise RuntimeError(f"{getattr(function, '__name__', function)} could not do it for ranks {list(ranks)}")
     except Exception as error:
         log.error("link failover failed: %s", str(error))
         return False
