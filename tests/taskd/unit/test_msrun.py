@@ -86,6 +86,19 @@ def test_success_is_that_of_all(agent: MsAgent, statuses: tuple[int | None, ...]
     assert agent._msrun.look() and agent._msrun.succeeded is succeeded
 
 
+def test_a_process_that_has_ended_ends_one_wait_although_msrun_does_not_say_how_it_is(agent: MsAgent) -> None:
+    child = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+    try:
+        agent.register_func("MONITOR", lambda ranks: {0: {**RUNS, "pid": child}})
+        assert agent._msrun.look()
+        agent.register_func("MONITOR", lambda ranks: 1 / 0)
+        os.kill(child, 9)
+        assert not agent._msrun.wait(60) and not agent._msrun.look()
+        assert agent._msrun._selector.select(0) == []
+    finally:
+        os.waitpid(child, 0)
+
+
 def test_children_are_found() -> None:
     child = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
     try:

@@ -117,6 +117,8 @@ class Msrun:
     def wait(self, seconds: float | None) -> bool:
         """Until a process has ended or the time is over; True if somebody called `wake`."""
         ready = [key.fd for key, _ in self._selector.select(seconds)]
+        for descriptor in self._watched.keys() & ready:  # it would be ready for ever, and msrun may not say what it was
+            self._forget(descriptor)
         if self._wakeup not in ready:
             return False
         os.eventfd_read(self._wakeup)
@@ -156,14 +158,17 @@ class Msrun:
     def _watch(self, pids: Collection[int]) -> None:
         for descriptor, pid in list(self._watched.items()):
             if pid not in pids:
-                self._selector.unregister(descriptor)
-                os.close(descriptor)
-                del self._watched[descriptor]
+                self._forget(descriptor)
         for pid in set(pids) - set(self._watched.values()):
             with contextlib.suppress(OSError):  # it has ended meanwhile
                 descriptor = os.pidfd_open(pid)
                 self._watched[descriptor] = pid
                 self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def _forget(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        del self._watched[descriptor]
 
     # Orders. All return when they are carried out.
 
