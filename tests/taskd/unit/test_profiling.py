@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from evertrain.mindio.tft.runtime import runtime
+from evertrain.mindio.tft.steps import Steps
 from evertrain.taskd.worker import profiler as profiling
 from evertrain.taskd.worker import traces
 from evertrain.taskd.worker.marks import marks
@@ -182,6 +185,47 @@ def test_steps_are_told_for_crash_reports(tmp_path: Path) -> None:
     end()
     train(1, tmp_path)
     assert steps == [1, 2, 3]
+
+
+def test_the_step_of_a_crash_is_that_of_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It began in another process."""
+    progress, told = Steps(), list[int]()
+    monkeypatch.setattr(runtime, "processor", SimpleNamespace(steps=progress))
+    end = tell_steps(told.append)
+    try:
+        for step in (501, 502):
+            progress.start_updating()
+            train(1, tmp_path)
+            progress.end_updating(step)
+        train(1, tmp_path)  # of an optimizer of which MindIO does not know
+    finally:
+        end()
+    assert told == [1, 502, 502]
+
+
+def test_marks_that_can_not_be_taken_out_are_told_and_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiler = Profiler(3, "pt", 10)
+    assert profiler._torch is not None
+
+    def fail() -> None:
+        raise AttributeError("it is gone")
+
+    monkeypatch.setattr(profiler._torch, "take_out", fail)
+    assert profiler.switch(False, False) == 1422
+
+
+def test_a_limit_that_can_not_be_kept_does_not_end_the_writing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Traces(3, 0)
+    written.write(["x"])
+
+    def fail(folder: Path) -> Iterator[Path]:
+        raise OSError(f"{folder}: stale file handle")
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    written.keep_limit()
+    assert "stale file handle" in caplog.text
 
 
 def test_timings_of_mindspore_are_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from evertrain.mindio.tft.numbers import DataStatus
+from evertrain.mindio.tft.runtime import runtime
 from evertrain.taskd.worker.marks import COMMUNICATION, marks
 
 _COLLECTIVES = (
@@ -135,9 +137,18 @@ class TorchMarks:
 
 
 def tell_steps(step_setter: Callable[[int], None]) -> Callable[[], None]:
-    """Call it with the number of each update of an optimizer, for crash reports. Returns what ends that."""
+    """Call it with the training's step at each update of an optimizer, for crash reports. Returns what ends that."""
     optimizer = importlib.import_module("torch.optim.optimizer")
-    steps = itertools.count(1)
-    hook = optimizer.register_optimizer_step_post_hook(lambda *_: step_setter(next(steps)))
+    updates = itertools.count(1)
+    hook = optimizer.register_optimizer_step_post_hook(lambda *_: step_setter(_step(next(updates))))
     remove: Callable[[], None] = hook.remove
     return remove
+
+
+def _step(updates: int) -> int:
+    """As MindIO was told it. Without MindIO, or before its first step here, nobody knows more than how many updates
+    this process has done."""
+    processor = runtime.processor
+    if processor is None or not processor.steps.step:
+        return updates
+    return processor.steps.step + int(processor.steps.data_status == DataStatus.UPDATING)

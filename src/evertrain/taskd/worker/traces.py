@@ -64,6 +64,12 @@ class Traces:
 
     def keep_limit(self) -> None:
         """Remove the oldest files of this rank, of every job, if all together are too much."""
+        try:
+            self._remove_oldest()
+        except OSError as error:
+            log.error("the timings that are too much can't be removed: %s", str(error))
+
+    def _remove_oldest(self) -> None:
         used = count = 0
         for folder, _, names in os.walk(self._base):
             count += len(names)
