@@ -158,6 +158,7 @@ def test_the_first_configuration_stays() -> None:
     ("change", "reason"),
     [
         ({"job_id": None}, "MINDX_TASK_ID"), ({"node_nums": "2"}, "node_nums"), ({"proc_per_node": 0}, "proc_per_node"),
+        ({"node_nums": 5001}, "up to 5000 nodes"), ({"proc_per_node": 500_001}, "not 2 with 1000002"),
         ({"node_nums": True}, "node_nums"), ({"plugin_dir": "/nowhere/at/all"}, "no such folder"),
         ({"cluster_infos": ["x"]}, "cluster_infos"), ({"plugin_dir": 7}, "plugin_dir"),
         ({"cluster_infos": {"ip": "10.1.1.1", "port": "grpc"}}, "cluster_infos: invalid port: grpc"),

@@ -15,6 +15,7 @@ from evertrain.taskd import log as logs
 from evertrain.taskd.answers import needed
 from evertrain.taskd.ip import host_problem, port, with_brackets
 from evertrain.taskd.manager import plugins, successor
+from evertrain.taskd.manager.decide import MOST_NODES, MOST_RANKS
 from evertrain.taskd.manager.shell import Config, Manager
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,9 @@ def init_taskd_manager(config: dict[str, Any]) -> bool:
 
 def _prepared(config: dict[str, Any]) -> Config:
     nodes, per_node = _count(config, "node_nums"), _count(config, "proc_per_node")
+    if nodes > MOST_NODES or nodes * per_node > MOST_RANKS:
+        most = f"{MOST_NODES} nodes with {MOST_RANKS} processes"
+        raise ValueError(f"node_nums, proc_per_node: a job has up to {most}, not {nodes} with {nodes * per_node}")
     job = config.get("job_id")
     if not isinstance(job, str) or not job:
         raise ValueError("job_id: the id of the job is needed, usually the environment's MINDX_TASK_ID")
