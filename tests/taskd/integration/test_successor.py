@@ -117,6 +117,18 @@ def test_a_pod_that_is_over_has_no_manager(tmp_path: Path) -> None:
         until(manager.gone)
 
 
+def test_nor_has_one_that_ends_while_the_next_manager_is_waited_for(tmp_path: Path) -> None:
+    shell = f'"{sys.executable}" manager.py & sleep 600'
+    with running(tmp_path, "bash", "-c", shell) as manager:
+        first = manager.pid()
+        os.kill(first, signal.SIGKILL)
+        os.kill(manager.pid(first), signal.SIGKILL)
+        until(lambda: not manager.all("manager.py"))
+        os.kill(manager.process.pid, signal.SIGKILL)
+        manager.process.wait()
+        until(manager.gone)
+
+
 # --- what agents say to it -------------------------------------------------------------------------------------------
 
 

@@ -98,12 +98,21 @@ def main() -> None:
             return
     os.environ[WATCHED] = "1"
     pause, killed = 0.0, True
-    while killed and not (leader is not None and select.select([leader], [], [], 0)[0]):
+    while killed and not _is_over(leader, 0.0):
         pause = 0.0 if time.monotonic() - begun > LONG else min(2 * pause, LONGEST_PAUSE)
         print(f"taskd: the manager was killed; it is started again in {pause:g} s", file=sys.stderr, flush=True)
-        time.sleep(pause)
+        if _is_over(leader, pause):
+            return
         pause, begun = pause or 1.0, time.monotonic()
-        killed = subprocess.run(arguments, stdin=subprocess.DEVNULL).returncode < 0
+        try:
+            killed = subprocess.run(arguments, stdin=subprocess.DEVNULL).returncode < 0
+        except OSError as error:  # no memory, say: there may be some later
+            print(f"taskd: the manager could not be started: {error}", file=sys.stderr, flush=True)
+
+
+def _is_over(leader: int | None, seconds: float) -> bool:
+    """Whether the session ends within this time, which passes otherwise."""
+    return bool(select.select([] if leader is None else [leader], [], [], seconds)[0])
 
 
 if __name__ == "__main__":
