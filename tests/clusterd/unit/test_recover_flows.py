@@ -133,6 +133,20 @@ def test_in_place() -> None:
     assert (world.state, world.outcome, world.replaced) == ("INIT", "recovered", [])
 
 
+def test_a_process_that_has_died_of_broken_memory_is_started_again_in_place() -> None:
+    """Its agent knows of what it died. The training does not offer to run the step again with what is dead."""
+    world = World("retry,recover-in-place")
+    world.say(ProcessFault({3: MEMORY}))
+    world.say(StopComplete(0, {3: MEMORY}))
+    assert world.take()[-1] == signal("globalFault", "on_global_rank", faults={3: MEMORY})
+    world.say(Strategies(("exit", "dump", "recover")))
+    assert world.take() == [
+        change("recover", "fault_nodes_restart", faults={3: "1"}, nodes=(1,), extra="recover-in-place")
+    ]
+    world.say(Status(0, "recover"))
+    assert (world.state, world.outcome, world.replaced) == ("INIT", "recovered", [])
+
+
 def test_in_place_waits_for_the_chip_and_goes_on_as_soon_as_it_is_well() -> None:
     world = World("recover-in-place")
     world.hit(world.fault(3, level="RestartBusiness", in_place=True))
