@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.taskd.e2e.led import Led, end_of, exit_of, led, restart_of, start_of
+from evertrain import aio
+from tests.taskd.e2e.led import LIMIT, Led, _has, end_of, exit_of, led, restart_of, start_of
 from tests.taskd.e2e.test_chain import STEPS, undisturbed_run
-from tests.taskd.jobs import Result
+from tests.taskd.jobs import Result, TwoPods
 
 IN, OUT = '{"scale-in-strategy": "DP"}', '{"scale-out-strategy": "DP"}'
 ELASTIC = {"HIGH_AVAILABILITY": "elastic-training", "ENABLE_RESTART_FAULT_PROCESS": "off"}
@@ -74,6 +76,25 @@ async def test_no_new_pod_in_time_then_smaller_then_whole_again(tmp_path: Path) 
         "ClusterD says changeStrategy upgrade change_strategy",
         "ClusterD hears ReportRecoverStatus upgrade 0",
     )
+
+
+@pytest.mark.matrix
+async def test_without_clusterd_the_manager_has_the_job_shrink_and_grow(tmp_path: Path) -> None:
+    pods = TwoPods(tmp_path / "job", **ELASTIC)
+    try:
+        for node in (0, 1):
+            pods.start(node, f"--steps={STEPS}", "--fault=6:3:kill", "--fault=10:0:hold", "--fault=10:1:hold")
+        assert await asyncio.to_thread(pods.pods[1].wait, LIMIT) == 1
+        async with aio.timeout(LIMIT):
+            while not all(_has(pods.work / f"steps.{rank}", 10) for rank in (0, 1)):
+                await asyncio.sleep(0.05)
+        pods.start(1, f"--steps={STEPS}")
+        result = await asyncio.to_thread(pods.wait)
+    finally:
+        pods.end()
+    assert_samples(result, small=range(7, 11))
+    for rank in (0, 1):
+        assert len({pid for _, pid in result.events[rank]}) == 1, "it kept its process"
 
 
 @pytest.mark.matrix

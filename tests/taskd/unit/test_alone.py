@@ -81,6 +81,60 @@ def test_growing_smaller_lets_the_lost_nodes_go() -> None:
     assert (leave.type, leave.actions, leave.nodes) == ("faultNodesExit", ("fault_nodes_exit",), (1,))
 
 
+def test_with_a_process_its_whole_node_leaves_unless_it_is_the_first() -> None:
+    judge = alone("elastic-training")
+    judge.report(Report("process_fault", {5: 1}))
+    (known,), _ = judge.report(Report("stop_complete", {5: 1}))
+    assert dict(known.faults) == dict.fromkeys((4, 5, 6, 7), 1)
+    judge = alone("elastic-training")
+    judge.report(Report("process_fault", {1: 1, 5: 0}))
+    (known,), _ = judge.report(Report("stop_complete", {1: 1, 5: 0}))
+    assert dict(known.faults) == {1: 1, 5: 0}
+    (choice,), _ = judge.report(Report("recover_strategy", {1: 1}, strategies=OFFERED))
+    assert choice.strategy == "dump"
+    judge = alone("elastic-training", "recover")
+    judge.report(Report("process_fault", {5: 1}))
+    assert dict(judge.report(Report("stop_complete", {5: 1}))[0][0].faults) == {5: 1}, "it can be replaced in its pod"
+
+
+def smaller() -> Alone:
+    """Without node 1."""
+    judge = alone("elastic-training")
+    to_choice(judge, {5: 1})
+    judge.report(Report("recover_status", {4: 1, 5: 1, 6: 1, 7: 1}, 201, "", strategy="downgrade"))
+    assert judge.grow(lambda node: True)[0] == [], "the others have not gone on yet"
+    judge.report(Report("recover_status", {}, 0, "ok", strategy="downgrade"))
+    return judge
+
+
+def test_a_job_that_goes_on_without_a_node_grows_when_it_runs_again() -> None:
+    judge = smaller()
+    assert judge.grow(lambda node: node == 0) == ([], "")
+    (change,), why = judge.grow(lambda node: node == 1)
+    assert (change.type, change.strategy, change.extra) == ("changeStrategy", "upgrade", '{"scale-out-strategy": "DP"}')
+    assert why == "nodes 1 run again; the job grows"
+    assert judge.grow(lambda node: True)[0] == [], "it is under way"
+    assert judge.report(Report("recover_status", {}, 0, "ok", strategy="upgrade"))[0] == []
+    assert judge.grow(lambda node: False)[0] == judge.grow(lambda node: True)[0] == []
+    assert to_choice(judge, {5: 1}).strategy == "downgrade"
+
+
+def test_a_job_that_could_not_grow_tries_again_with_the_next_pod() -> None:
+    judge = smaller()
+    judge.grow(lambda node: True)
+    judge.report(Report("recover_status", {}, 406, "not all ranks have come back in time", strategy="upgrade"))
+    assert judge.grow(lambda node: True)[0] == judge.grow(lambda node: False)[0] == []
+    assert [each.strategy for each in judge.grow(lambda node: True)[0]] == ["upgrade"]
+
+
+def test_a_job_that_starts_again_as_a_whole_has_nothing_to_grow_by() -> None:
+    judge = smaller()
+    to_choice(judge, {1: 1}, ("dump", "exit"))
+    assert judge.grow(lambda node: True)[0] == [], "there is a recovery"
+    judge.report(Report("recover_status", {}, 0, "", strategy="dump"))
+    assert judge.grow(lambda node: True)[0] == []
+
+
 def test_a_recovery_that_fails_ends_in_a_checkpoint_and_a_restart() -> None:
     judge = alone()
     to_choice(judge, {5: 1})

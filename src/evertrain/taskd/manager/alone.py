@@ -7,7 +7,7 @@ and what the controller offers limit it. How processes have ended, agents say; h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from evertrain.mindio.controller import policy
@@ -47,6 +47,10 @@ class Alone:
     _restarts: int = 0
     _verdict: str = ""
     """Why the job is to end once what can be saved is saved."""
+    _out: set[int] = field(default_factory=set)
+    """Nodes without which the job goes on."""
+    _wanted_back: bool = False
+    """The controller was told that they are there again."""
     _history: policy.History = field(default_factory=policy.History)
 
     def learn(self, progress: Progress | None) -> None:
@@ -100,6 +104,15 @@ class Alone:
             return [self._start_again(faults)], decision.explanation
         return [self._all_again()], decision.explanation
 
+    def grow(self, runs: Callable[[int], bool]) -> tuple[list[Signal], str]:
+        """When all nodes without which the job goes on have processes again. `runs`: whether a node has."""
+        back = bool(self._out) and all(map(runs, self._out))
+        if not back or self._active or self._wanted_back:
+            self._wanted_back &= back  # whoever leaves and comes once more is another one
+            return [], ""
+        self._wanted_back = True
+        return [self._change("upgrade")], f"nodes {policy.rank_list(sorted(self._out))} run again; the job grows"
+
     def _during_recovery(self, faults: Mapping[int, int], starting: bool) -> tuple[list[Signal], str]:
         """More processes have failed. Who waits for replacements is told by nobody else to replace these as well."""
         why = f"{_ranks(faults)} failed during the recovery"
@@ -129,12 +142,26 @@ class Alone:
         if report.code:
             return self._give_up(f"the training could not be stopped ({report.code} {report.message})")
         self._merge(report.faults)
-        return [self._signal(o.GLOBAL_FAULT, "on_global_rank", faults=dict(self._faults))], "everybody has stopped"
+        return [self._known()], "everybody has stopped"
+
+    def _known(self) -> Signal:
+        """Tell which ranks are at fault. Where the job goes on without a node, that are all of this node."""
+        faults = dict(self._faults)
+        if self._may("downgrade") and not self._may("recover"):
+            for node in self._lost_nodes() - {0}:
+                faults |= dict.fromkeys(range(node * self.per_node, (node + 1) * self.per_node), 1)
+        return self._signal(o.GLOBAL_FAULT, "on_global_rank", faults=faults)
+
+    def _lost_nodes(self) -> set[int]:
+        """With a process that is lost."""
+        return set(self._of(rank for rank, kind in self._faults.items() if kind == 1))
 
     def _choose(self, report: Report) -> tuple[list[Signal], str]:
         self._merge(report.faults)
         wanted, why = self._judge()
         offered = [name for name in report.strategies if self._may(name)]
+        if 0 in self._lost_nodes() and "downgrade" in offered:
+            offered.remove("downgrade")  # this manager would leave with its node
         for strategy in _FROM[wanted]:
             if strategy in offered or strategy == "exit":
                 return [self._change(strategy)], f"{strategy}: {why}"
@@ -231,6 +258,7 @@ class Alone:
     def _all_again(self) -> Signal:
         """All processes, or none any more."""
         self._clear()
+        self._out.clear()
         if self._verdict:
             nodes = self._of(range(self.world_size))
             return self._signal(o.KILL_MASTER, "fault_nodes_exit", nodes=nodes, extra=self._verdict)
@@ -247,11 +275,14 @@ class Alone:
 
     def _result(self, report: Report) -> tuple[list[Signal], str]:
         if report.code == ISOLATED:
-            leave = self._signal(o.FAULT_NODES_EXIT, "fault_nodes_exit", nodes=self._of(report.faults))
+            self._out.update(leaving := self._of(report.faults))
+            leave = self._signal(o.FAULT_NODES_EXIT, "fault_nodes_exit", nodes=leaving)
             return [leave], "these go on without the others"
         if report.code == 0 and report.strategy == "dump":
             return [self._all_again()], f"the checkpoint is written; {self._then()}"
         if report.code == 0:
+            if report.strategy == "upgrade":
+                self._out.clear()
             self._clear()
             self._successes += 1
             self._trained = True
@@ -259,8 +290,7 @@ class Alone:
             return [], f"the training goes on after {report.strategy}"
         if report.code == RETRY_FAILED and report.strategy == "retry":
             self._faults = dict.fromkeys({**self._faults, **report.faults}, 1)
-            signal = self._signal(o.GLOBAL_FAULT, "on_global_rank", faults=dict(self._faults))
-            return [signal], f"{report.strategy} failed ({report.message}); their processes are replaced"
+            return [self._known()], f"{report.strategy} failed ({report.message}); their processes are replaced"
         if report.strategy in ("dump", "exit"):
             return [self._all_again()], f"{report.strategy} failed ({report.message}); {self._then()}"
         return [self._change("dump")], f"{report.strategy} failed ({report.code} {report.message}); the state is saved"

@@ -201,6 +201,10 @@ class Decisions:
         waiting = sorted(self._starting.items()) if inherited and left == self.pods.restarts else []
         return [self._start(*each) for each in waiting] if self.pods.recovers_processes else []
 
+    def runs(self, node: int) -> bool:
+        """Its processes have been started, and are to stay."""
+        return node in self._running and not self.pods.known(node).leaving
+
     def _under_way(self, node: int) -> bool:
         """Whether the others have met and train, without this node. Where pods are the unit all start again."""
         left = self.pods.restarts

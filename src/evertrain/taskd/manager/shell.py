@@ -219,6 +219,10 @@ class Manager:
             self._delivery.forget(who)
         orders = self.config.plugins.ask("message", who, body)
         self._carry_out(self._mind.heard(who, body, self._now) if orders is None else orders)
+        if self._alone is not None:
+            signals, why = self._alone.grow(self._mind.runs)
+            if signals:
+                self._follow(signals, why)
 
     def _signal(self, signal: Signal) -> None:
         if signal.type != "keep-alive":
