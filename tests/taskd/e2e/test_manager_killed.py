@@ -18,23 +18,31 @@ from tests.taskd.paced import paced
 pytestmark = pytest.mark.matrix
 
 
-def managers(pods: TwoPods) -> list[int]:
-    """Processes of `manager.py` of this job."""
+def processes(pods: TwoPods, script: bytes) -> list[int]:
+    """Of this job, by the script that they run."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             command = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            if command[-1] == b"manager.py" and os.readlink(entry / "cwd") == str(pods.folder):
+            if os.path.basename(command[-1]) == script and os.readlink(entry / "cwd") == str(pods.folder):
                 found.append(int(entry.name))
         except (OSError, ValueError):
             continue
     return found
 
 
+def managers(pods: TwoPods) -> list[int]:
+    return processes(pods, b"manager.py")
+
+
 async def kill_manager(pods: TwoPods) -> int:
     """Returns the process id of the next one."""
     (old,) = managers(pods)
     os.kill(old, signal.SIGKILL)
+    return await next_manager(pods, old)
+
+
+async def next_manager(pods: TwoPods, old: int) -> int:
     async with aio.timeout(LIMIT):
         while not (new := [pid for pid in managers(pods) if pid != old]):
             await asyncio.sleep(0.05)
@@ -57,6 +65,29 @@ async def test_a_new_manager_takes_over_and_recovers_a_process_in_place(tmp_path
         await kill_manager(pods)
         await pace.to(6)  # nobody waits for the manager
         await kill_manager(pods)
+        await pace.to(9)
+        pace.allow(STEPS)
+        result = await asyncio.to_thread(pods.wait)
+    finally:
+        pods.end()
+    assert_recovered_in_place(result)
+
+
+async def test_training_goes_on_while_there_is_no_manager(tmp_path: Path) -> None:
+    """And what fails after that is recovered by the one that comes then."""
+    pods = TwoPods(tmp_path / "job")
+    pace = paced(pods)
+    try:
+        for node in (0, 1):
+            pods.start(node, f"--steps={STEPS}", "--fault=9:3:kill")
+        await pace.to(3)
+        (old,), (successor,) = managers(pods), processes(pods, b"successor.py")
+        os.kill(successor, signal.SIGSTOP)
+        os.kill(old, signal.SIGKILL)
+        await pace.to(7)
+        assert not managers(pods)
+        os.kill(successor, signal.SIGCONT)
+        await next_manager(pods, old)
         await pace.to(9)
         pace.allow(STEPS)
         result = await asyncio.to_thread(pods.wait)
