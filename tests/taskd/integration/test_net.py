@@ -407,32 +407,54 @@ async def test_the_answer_to_a_call_counts_also_after_the_end_of_the_stream(monk
         assert await asyncio.wait_for(sending, 90) == 0
 
 
-async def test_a_proxy_notices_by_what_its_members_say_that_the_way_up_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "CALL_LIMIT", 2.0)
+@contextlib.asynccontextmanager
+async def over_a_relay() -> AsyncIterator[tuple[Node, Relay, Node]]:
+    """A manager, and a proxy that has joined it by a line that can be cut."""
     manager = Node(MANAGER, listen=LOOPBACK)
     await manager.start()
     relay = Relay(manager.port)
     await relay.start()
-    proxy = Node(Position("Proxy", "0", "1"), listen=LOOPBACK, upstream=f"127.0.0.1:{relay.port}")
     try:
+        proxy = Node(Position("Proxy", "0", "1"), listen=LOOPBACK, upstream=f"127.0.0.1:{relay.port}")
         async with running(proxy):
-            agent = Node(Position("Agent", "0"), upstream=f"127.0.0.1:{proxy.port}")
-            async with running(agent):
-                assert proxy.client is not None and agent.client is not None
-                relay.cut()
-                monkeypatch.setattr(proxy.client, "send", late(proxy.client.send))
-                async with aio.timeout(90):
-                    while proxy.client.joined.is_set():
-                        assert await agent.send(MANAGER, "lost")
-                        await asyncio.sleep(0.01)
-                relay.mend()
-                async with aio.timeout(90):
-                    while await agent.send(MANAGER, "heard"):
-                        await asyncio.sleep(0.01)
-                assert (await manager.received.get()).body == "heard"
+            yield manager, relay, proxy
     finally:
         await relay.stop()
         await manager.close()
+
+
+async def test_a_proxy_notices_by_what_its_members_say_that_the_way_up_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CALL_LIMIT", 2.0)
+    async with over_a_relay() as (manager, relay, proxy):
+        agent = Node(Position("Agent", "0"), upstream=f"127.0.0.1:{proxy.port}")
+        async with running(agent):
+            assert proxy.client is not None
+            relay.cut()
+            monkeypatch.setattr(proxy.client, "send", late(proxy.client.send))
+            async with aio.timeout(90):
+                while proxy.client.joined.is_set():
+                    assert await agent.send(MANAGER, "lost")
+                    await asyncio.sleep(0.01)
+            relay.mend()
+            async with aio.timeout(90):
+                while await agent.send(MANAGER, "heard"):
+                    await asyncio.sleep(0.01)
+            assert (await manager.received.get()).body == "heard"
+
+
+async def test_a_proxy_whose_members_say_nothing_notices_a_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorter = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 500, "grpc.http2.ping_timeout_ms": 500}
+    monkeypatch.setattr(client, "_OPTIONS", [(name, shorter.get(name, value)) for name, value in client._OPTIONS])
+    more_pings = ("grpc.http2.min_ping_interval_without_data_ms", 500)
+    monkeypatch.setattr(server, "OPTIONS", [each for each in server.OPTIONS if each[0] != more_pings[0]] + [more_pings])
+    async with over_a_relay() as (_, relay, proxy):
+        assert proxy.client is not None
+        relay.cut()
+        async with aio.timeout(90):
+            while proxy.client.joined.is_set():
+                await asyncio.sleep(0.01)
+        relay.mend()
+        assert await proxy.wait_joined(90)
 
 
 def late(send: Callable[[Message], Awaitable[Ack]]) -> Callable[[Message], Awaitable[Ack]]:

@@ -40,6 +40,10 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own, and anew after a break
+    ("grpc.keepalive_time_ms", 330_000),  # who says nothing notices no cut; originals bear a ping in 5 minutes
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),  # a newer gRPC's name for it
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 
