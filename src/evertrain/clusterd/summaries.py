@@ -59,10 +59,17 @@ class Summaries:
         if known is None:
             return
         last = summary.deleted(known, int(self._clock()))
-        self._publish(last)
         key = (job.namespace, job.name)
-        if any((each.job.namespace, each.job.name) == key for each in self._known.values()):
-            return  # another job has the name, and the ConfigMaps, already
+        for other in self._known.values():
+            if (other.job.namespace, other.job.name) == key:  # it has the name, and the ConfigMaps, already
+                self._everyone.publish(last)
+                count = self._parts.pop(job.uid, 0)
+                self._parts[other.job.uid] = max(count, self._parts.get(other.job.uid, 0))
+                self._unwritten.pop(job.uid, None)
+                self._unwritten[other.job.uid] = other
+                self._news.set()
+                return
+        self._publish(last)
         loop = asyncio.get_running_loop()
         count = len(last.tables)
         self._removals[key] = (loop.call_later(KEPT, self._remove, key, count), count)

@@ -53,7 +53,11 @@ def test_parts_that_are_not_needed_any_more_go(monkeypatch: pytest.MonkeyPatch) 
     virtual_time.run(test())
 
 
-def test_a_job_does_not_keep_parts_of_an_earlier_one_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("after", [10, 0, None])
+def test_a_job_does_not_keep_parts_of_an_earlier_one_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, after: int | None
+) -> None:
+    """`after`: so many seconds after that one has gone it is heard of; None: before."""
     monkeypatch.setattr(summary, "LIMIT", 4096 + 400)  # a server or two
 
     async def test() -> None:
@@ -66,10 +70,15 @@ def test_a_job_does_not_keep_parts_of_an_earlier_one_of_its_name(monkeypatch: py
         try:
             summaries.update(large)
             await asyncio.sleep(10)
-            summaries.gone(large)
-            await asyncio.sleep(10)
-            assert len(kube.items(CONFIG_MAP)) > 2
-            summaries.update(replace(large, uid="V", pods={0: pods[0]}))
+            small = replace(large, uid="V", pods={0: pods[0]})
+            if after is None:
+                summaries.update(small)
+                summaries.gone(large)
+            else:
+                summaries.gone(large)
+                await asyncio.sleep(after)
+                assert len(kube.items(CONFIG_MAP)) > 2
+                summaries.update(small)
             await asyncio.sleep(2 * KEPT)
             names = {item["metadata"]["name"] for item in kube.items(CONFIG_MAP)}
             assert names == {"job-summary-train", "current-job-statistic"}
