@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.launch import harness
@@ -18,16 +20,19 @@ ARGS = (f"--steps={harness.STEPS}",)
     ],
 )
 def test_sigterm_dumps_and_a_restart_goes_on(phase: str, tmp_path) -> None:
+    # Long steps: the signal reaches the launcher while the training goes on, and on a busy machine that takes a while.
+    args = (*ARGS, "--accumulate=4", "--log-every=1")
     checkpoints = (f"--checkpoint-dir={tmp_path}", f"--checkpoint-every={harness.EVERY}")
-    first = harness.run(*ARGS, *checkpoints, faults=(f"term@step=6,rank=1,phase={phase}",))
+    first = harness.run(*args, *checkpoints, faults=(f"term@step=6,rank=1,phase={phase}",))
     assert first.code == 143, first.explain()
     assert not first.ranks, first.explain()
-    reached = 10 if phase == "checkpoint" else 6
+    told = 10 if phase == "checkpoint" else 6
     newest = max(int(path.stem.split("-")[1]) for path in tmp_path.glob("step-*.ckpt"))
-    assert newest in (reached, reached + 1), f"the dump repeats at most the current step\n{first.explain()}"
+    done = max(int(step) for step in re.findall(r"^\[rank0\]: step (\d+)/", first.out, re.MULTILINE))
+    assert told <= newest and done <= newest + 1, f"the dump repeats at most the current step\n{first.explain()}"
 
-    second = harness.run(*ARGS, *checkpoints)
-    harness.assert_same_end(second, *ARGS)
+    second = harness.run(*args, *checkpoints)
+    harness.assert_same_end(second, *args)
     assert f"resuming from the checkpoint of step {newest}" in second.err
 
 
