@@ -72,7 +72,7 @@ def invalidated(current: str) -> str | None:
     """The same table, no longer valid; None if it isn't anyway."""
     try:
         table = json.loads(current)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(table, dict) or table.get("status") != COMPLETED:
         return None
@@ -83,7 +83,7 @@ def next_version(current_table: str, current_version: str, now: float) -> str:
     """The number beside the table: it grows with each change, and the first table has 0."""
     try:
         before = json.loads(current_table)
-    except ValueError:
+    except (ValueError, RecursionError):
         before = None
     if not isinstance(before, dict) or not {"server_list", "rank_list"} & set(before):
         return "0"
@@ -123,7 +123,7 @@ def _read(pod: Object) -> Object:
     name = pod["metadata"]["name"]
     try:
         instance = json.loads(_configuration(pod) or "")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unready(f"the chips of pod {name} are not JSON: {error}") from error
     devices = instance.get("devices") if isinstance(instance, dict) else None
     if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):

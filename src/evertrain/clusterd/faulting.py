@@ -137,6 +137,11 @@ class Faults:
     def super_pod(self, node: str) -> int | None:
         return self._centre.super_pod(node)
 
+    def report_seen(self, before: Object | None, after: Object | None) -> None:
+        """What schedulers read of us, as it is: somebody may have deleted or changed it."""
+        metadata = (after or before or {})["metadata"]
+        self._cluster_info.seen(metadata["namespace"], metadata["name"], after)
+
     def public_resources(self) -> frozenset[str]:
         return self._centre.codes.resources
 

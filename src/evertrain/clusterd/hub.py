@@ -23,7 +23,7 @@ from evertrain.clusterd.labels import Labels
 from evertrain.clusterd.machines import MakeMachine
 from evertrain.clusterd.model import Job, JobFaults
 from evertrain.clusterd.observe import Observer
-from evertrain.clusterd.publish import Publisher
+from evertrain.clusterd.publish import ROUND, Publisher
 from evertrain.clusterd.ranktables import RankTables
 from evertrain.clusterd.recover.events import NotifyNics, NotifyStress, Signal
 from evertrain.clusterd.recover.names import FAULT_TYPE, SUB_HEALTH, VOLCANO
@@ -61,7 +61,7 @@ class Hub:
         self._rescheduler = rescheduler
         self.observer = observer
         self._faults = faults
-        self._publisher = Publisher(kube)
+        self._publisher = Publisher(kube, upkeep=ROUND)
         self._carrier = Carrier(kube, rescheduler, timeline, observer.switches.get)
         self._job_infos = JobInfos(self._publisher, faults, observer.settings, clock)
         self._recoveries = Recoveries(kube, machine, self._carrier, faults, self._job_infos, clock)
@@ -107,10 +107,10 @@ class Hub:
                 tasks.create_task(self.observer.run_groups())
             for cache in caches:
                 await cache.synced.wait()
-            left = await keep.kept(self._kube, self._recoveries.pages)
             await self._summaries.start(self._kube)
             await self._faults.remember()
             self._look()
+            left = await keep.kept(self._kube, self._recoveries.pages, self._table.jobs)
             await self._faults.start()
             self._labels_found()
             self._recoveries.start(tasks, self._table.jobs, left)

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ def _decode(item: Object) -> tuple[int, Record]:
             for name, fields in found.effects
             if name in KEPT_EFFECTS
         )
-    except (KeyError, ValueError, zlib.error, msgspec.MsgspecError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError, zlib.error, msgspec.MsgspecError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from None
     return found.written, Record(found.job, bytes(found.state), effects, found.order, tuple(found.answers))
 
@@ -284,8 +284,9 @@ class Keeper:
         return bool(namespace["metadata"].get("deletionTimestamp"))
 
 
-async def kept(kube: Kube, pages: Pages) -> list[Record]:
-    """All that is kept, also what can't be read. Pages that are found are used further."""
+async def kept(kube: Kube, pages: Pages, jobs: Mapping[str, Job]) -> list[Record]:
+    """All that is kept, also what can't be read. Pages that are found are used further. We keep it in the namespace of
+    the job: who may write in another one has nothing to say about it."""
     found: dict[str, tuple[int, Record, Page | None]] = {}
     surplus: list[tuple[str, str, Page | None]] = []
     for item, page in _each(pages, (await kube.list(CONFIG_MAP, labels=SELECTOR)).items):
@@ -295,18 +296,25 @@ async def kept(kube: Kube, pages: Pages) -> list[Record]:
             why, *state = error.args
             logger.error("ConfigMap %s can't be read, the recovery in it is lost: %s", item["metadata"]["name"], why)
             written, record = 0, Record(_job_of(item), b"".join(state), lost=why)
+        job, place = jobs.get(record.job), item["metadata"]
+        if job is not None and job.namespace != place["namespace"]:
+            logger.error(
+                "ConfigMap %s/%s is not in the namespace of job %s, and is passed over",
+                place["namespace"], place["name"], job.uid,
+            )  # fmt: skip
+            continue
         this, other = (written, record, page), found.get(record.job)
         if other is not None:
             this, other = (this, other) if other[0] < written else (other, this)
             surplus.append((record.job, item["metadata"]["namespace"], other[2]))
         found[record.job] = this
         pages.found(record.job, this[2])
-    for job, namespace, page in surplus:
+    for uid, namespace, page in surplus:
         if page is not None:
-            page.drop(job)
+            page.drop(uid)
             continue
         with contextlib.suppress(ApiError, OSError, TimeoutError):
-            await kube.delete(CONFIG_MAP, PREFIX + job, namespace)
+            await kube.delete(CONFIG_MAP, PREFIX + uid, namespace)
     return [record for _, record, _ in found.values()]
 
 

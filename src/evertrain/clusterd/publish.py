@@ -1,7 +1,8 @@
 """Writes the ConfigMaps by which ClusterD tells others what it knows: when they change, and not too often.
 
 Only the newest content of a ConfigMap waits to be written, so a cluster in which much happens costs as many writes as
-the limit allows, and what is written last is right.
+the limit allows, and what is written last is right. What somebody else deletes or changes is written again: at once
+where who publishes it watches it (`seen`), else in the next round (`upkeep`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ logger = logging.getLogger(__name__)
 RATE, BURST = 20.0, 100
 """Writes a second, and how many may come at once after a quiet time."""
 AT_ONCE = 4
+ROUND, LEAST_GAP = 60.0, 0.2
+"""Seconds in which all that is written is looked at again, and at least between two looks."""
 
 
 class Publisher:
-    def __init__(self, kube: Kube, *, rate: float = RATE, burst: int = BURST, workers: int = AT_ONCE) -> None:
-        self._kube = kube
+    def __init__(
+        self, kube: Kube, *, rate: float = RATE, burst: int = BURST, workers: int = AT_ONCE, upkeep: float | None = None
+    ) -> None:
+        """`upkeep`: the seconds of a round, if there shall be any. Not where others are to change what is written."""
+        self._kube, self._upkeep = kube, upkeep
         self._rate, self._burst, self._workers = rate, float(burst), workers
         self._left, self._at = float(burst), 0.0
         self._wanted: dict[Key, Object | None] = {}
@@ -53,6 +59,14 @@ class Publisher:
         self._wanted[key], self._numbers[key] = item, self._puts
         self._queue.add(key)
 
+    def seen(self, namespace: str, name: str, there: Object | None) -> None:
+        """So it is, or was a moment ago; None: it is not there."""
+        key = namespace, name
+        item = self._written.get(key)
+        if item is None or key in self._wanted or (there is not None and _says(there, item)):
+            return
+        self._want(key, item)
+
     def written(self, item: Object) -> bool:
         """Is it so, as far as we know?"""
         return self._written.get(_key(item)) == item
@@ -72,6 +86,22 @@ class Publisher:
         async with aio.TaskGroup() as tasks:
             for _ in range(self._workers):
                 tasks.create_task(self._work())
+            if self._upkeep is not None:
+                tasks.create_task(self._look_after(self._upkeep))
+
+    async def _look_after(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(LEAST_GAP if self._written else seconds)
+            for key in list(self._written):
+                await asyncio.sleep(max(LEAST_GAP, seconds / max(1, len(self._written))))
+                if key not in self._written:
+                    continue
+                try:
+                    self.seen(*key, await self._kube.get(CONFIG_MAP, key[1], key[0]))
+                except NotFound:
+                    self.seen(*key, None)
+                except (ApiError, OSError, TimeoutError) as error:
+                    logger.debug("ConfigMap %s/%s can't be looked at: %s", *key, error)
 
     async def _work(self) -> None:
         while True:

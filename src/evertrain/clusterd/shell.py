@@ -57,6 +57,7 @@ class ClusterD:
             note=self._note,
             phase=self.timeline.phase,
         )
+        self.rescheduler.reports.listen(self.faults.report_seen)
         self.hub = Hub(
             kube,
             machine=Recovery,

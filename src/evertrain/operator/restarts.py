@@ -147,7 +147,7 @@ def _ask_volcano(job: Job, verdict: Verdict, config: Object) -> None:
     try:
         entries = json.loads((config.get("data") or {}).get(names.RETRY_KEY) or "")
         times = int(entries[f"{job.namespace}/{job.pod_group_name}"]["Times"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         verdict.failed = f"Job {job.key} has failed because has pod failed."
         return
     if times < 1:

@@ -20,6 +20,7 @@ from evertrain.kube.client import Client
 from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, NODE, POD, AlreadyExists, Object
 from evertrain.noded import injected
 from evertrain.noded.faults import AnyFault, ChipFault, NodeFault
+from evertrain.wire import clusterinfo
 from tests.operator.acjobs import ascend_job, on_port
 
 PATIENCE = 90.0
@@ -127,6 +128,30 @@ async def test_a_chip_that_is_not_well_loses_its_pod_and_gets_none_until_it_is(t
         await found.inject(node)
         await found.submit("last")
         assert found.place("last") == (node, chip)
+
+
+async def test_a_report_that_somebody_deletes_or_changes_is_there_again(tmp_path: Path) -> None:
+    async with world(tmp_path, nodes=1) as found:
+        reports = Cache(found.kube, CONFIG_MAP, clusterinfo.NAMESPACE)
+        watching = asyncio.create_task(reports.run())
+
+        def told() -> Any:
+            item = reports.get("cluster-info-device-0", clusterinfo.NAMESPACE)
+            return item and "80E3A201" in item["data"]["cluster-info-device-0"] and item["metadata"]
+
+        try:
+            await found.inject("node-0", fault(0, levels.SEPARATE_CHIP))
+            await found.until(told)
+            uid = told()["uid"]
+            await found.kube.delete(CONFIG_MAP, "cluster-info-device-0", clusterinfo.NAMESPACE)
+            await found.until(lambda: told() and told()["uid"] != uid)
+            empty = {"data": {"cluster-info-device-0": "{}"}}
+            changed = await found.kube.patch(CONFIG_MAP, "cluster-info-device-0", clusterinfo.NAMESPACE, empty)
+            version = int(changed["metadata"]["resourceVersion"])
+            await found.until(lambda: told() and int(told()["resourceVersion"]) > version)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
 
 @pytest.mark.parametrize("level", [levels.NOT_HANDLE, levels.SUB_HEALTH, levels.PRE_SEPARATE_CHIP])

@@ -78,6 +78,8 @@ def test_a_large_state_is_compressed():
         {"data": {"state.json": '{"version":1,"job":"U","state":{},"effects":[["WriteReset",{}]]}'}},
         {"binaryData": {"state.z": "not base64!"}},
         {"binaryData": {"state.z": "AAAA"}},
+        {"data": {"state.json": "[" * 100_000}},
+        {"data": {"state.json": '{"version":1,"job":"U","state":{},"effects":' + "[" * 100_000}},
     ],
 )
 def test_what_can_not_be_read_is_said(item: Object):
@@ -95,11 +97,24 @@ async def test_what_can_not_be_read_is_found_nevertheless():
     page = keep.config_map(JOB, b"")["metadata"] | {"name": "clusterd-recoveries-1"}
     newer = Record("W", b'{"state":"Y"}')
     await kube.create(CONFIG_MAP, {"metadata": page, "data": {"P": "{", "W": newer.encode(7).decode()}})
-    found = {each.job: each for each in await keep.kept(kube, pages)}
+    found = {each.job: each for each in await keep.kept(kube, pages, {})}
     assert found.pop("W") == newer
     assert {job: each.state for job, each in found.items()} == {"U": b'{"state":"X"}', "V": b"", "P": b""}
     assert "version 2" in found["U"].lost and found["V"].lost and found["P"].lost
     assert pages.page_of("P") is not None and pages.page_of("V") is None
+
+
+async def test_what_stands_in_the_namespace_of_others_is_passed_over(caplog: pytest.LogCaptureFixture):
+    kube = FakeKube()
+    mine, forged = Record("U", b'{"state":"X"}'), Record("U", b'{"state":"Y"}', (IsolateNode("node-1", "why"),))
+    await kube.create(CONFIG_MAP, keep.config_map(JOB, mine.encode(1)))
+    await kube.create(CONFIG_MAP, keep.config_map(Job("U", "train", "mallory"), forged.encode(2)))
+    page = {"name": "clusterd-recoveries-1", "namespace": "mallory", "labels": {keep.LABEL: "true"}}
+    await kube.create(CONFIG_MAP, {"metadata": page, "data": {"U": forged.encode(3).decode()}})
+    pages = Pages(kube)
+    assert await keep.kept(kube, pages, {"U": JOB}) == [mine]
+    assert pages.page_of("U") is None and "not in the namespace of job U" in caplog.text
+    assert len(kube.items(CONFIG_MAP)) == 3  # nor is it ours to delete
 
 
 async def test_that_time_goes_on_is_no_reason_to_write():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from evertrain.acjob import ranktable
 from evertrain.acjob.job import Job
 from evertrain.acjob.pods import token_secret
 from evertrain.clusterd import reset, traces
@@ -21,6 +22,7 @@ def test_json_that_is_too_deep_is_no_json():
     assert traces.read({"data": {"profilingSwitch": DEEP}}) is None
     assert table.read_pod(pod).devices == ()
     assert views.read_pod(pod).chips == frozenset()
+    assert ranktable.invalidated(DEEP) is None and ranktable.next_version(DEEP, "1", 1.0) == "0"
     assert launchers.leaving({"data": {"reset.json": DEEP}}, True, 1) is None
     with pytest.raises(reset.Refused):
         reset.renewed({"reset.json": DEEP}, WriteReset("clear"), 1)

@@ -28,7 +28,7 @@ def record(job: Job, state: str, more: str = "") -> Record:
 async def left(kube: FakeKube) -> dict[str, str]:
     """What a ClusterD that takes over finds."""
     pages = Pages(kube)
-    found = await keep.kept(kube, pages)
+    found = await keep.kept(kube, pages, {})
     pages.close()  # it only looks
     assert len({each.job for each in found}) == len(found)
     return {each.job: "lost" if each.lost else json.loads(each.state)["state"] for each in found}
@@ -111,7 +111,7 @@ async def test_who_takes_over_goes_on_with_the_page_and_who_led_before_writes_no
     for keeper, job in zip(keepers, JOBS[:3], strict=True):
         await keeper.keep(record(job, "A"))
     new = Pages(kube)
-    assert len(await keep.kept(kube, new)) == 3
+    assert len(await keep.kept(kube, new, {})) == 3
     await Keeper(kube, JOBS[0], exists=True, pages=new).keep(record(JOBS[0], "B"))
     assert len((await kube.list(CONFIG_MAP)).items) == 1
     for keeper, job in zip(keepers, JOBS[:3], strict=True):
@@ -131,7 +131,7 @@ async def test_who_led_before_does_not_delete_a_page_of_the_one_after(
     old, new = Pages(kube), Pages(kube)
     first = Keeper(kube, JOBS[0], pages=old)
     await first.keep(record(JOBS[0], "A"))
-    assert len(await keep.kept(kube, new)) == 1
+    assert len(await keep.kept(kube, new, {})) == 1
     await Keeper(kube, JOBS[0], exists=True, pages=new).keep(record(JOBS[0], "B"))
     page = old.page_of(JOBS[0].uid)
     assert page is not None
@@ -193,7 +193,7 @@ async def test_of_two_records_of_a_job_the_newer_one_counts_and_the_other_goes(c
     await Keeper(kube, JOBS[1], pages=first).keep(record(JOBS[1], "X"))
     await Keeper(kube, JOBS[0], pages=second).keep(record(JOBS[0], "B"))
     taken = Pages(kube)
-    found = {each.job: json.loads(each.state)["state"] for each in await keep.kept(kube, taken)}
+    found = {each.job: json.loads(each.state)["state"] for each in await keep.kept(kube, taken, {})}
     assert found == {"U0": "B", "U1": "X"}
 
     async def places() -> list[str]:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from evertrain import aio
+from evertrain.clusterd import publish
 from evertrain.clusterd.publish import Publisher, config_map
 from evertrain.kube.port import CONFIG_MAP, ApiError, Kind
 from tests.kube.fake import FakeKube
@@ -107,3 +108,64 @@ async def test_one_that_can_not_be_dealt_with_does_not_stop_the_others(caplog):
         assert says(kube) == "2" and "n/poisoned is not written" in caplog.text
         kube.before = lambda verb, kind, name: None
         await publisher.until_written("n", "poisoned")
+
+
+async def test_what_others_delete_or_change_is_written_again_when_it_is_seen():
+    kube = FakeKube()
+    publisher = Publisher(kube, rate=1000)
+    item = config_map("n", "a", {"x": "1"}, {"of": "ours"})
+    async with running(publisher), aio.timeout(60):
+        publisher.put(item)
+        await publisher.until_written("n", "a")
+        await kube.delete(CONFIG_MAP, "a", "n")
+        publisher.seen("n", "a", None)
+        await publisher.until_written("n", "a")
+        assert says(kube) == "1"
+        there = await kube.patch(CONFIG_MAP, "a", "n", {"data": {"x": "0"}})
+        publisher.seen("n", "a", there)
+        await publisher.until_written("n", "a")
+        assert says(kube) == "1"
+        publisher.remove("n", "a")
+        await publisher.until_written("n", "a")
+        publisher.seen("n", "a", None)
+        publisher.seen("n", "of somebody else", None)
+        await publisher.until_written("n", "a")
+        assert says(kube) is None
+
+
+async def test_what_nobody_watches_is_looked_at_in_rounds(monkeypatch):
+    monkeypatch.setattr(publish, "LEAST_GAP", 0.001)
+    kube = FakeKube()
+    publisher = Publisher(kube, rate=1000, upkeep=0.01)
+    one, two = (config_map("n", name, {"x": "1"}) for name in "ab")
+    async with running(publisher), aio.timeout(60):
+        publisher.put(one)
+        publisher.put(two)
+        await publisher.until_written("n", "a")
+        await publisher.until_written("n", "b")
+        await kube.delete(CONFIG_MAP, "a", "n")
+        await kube.patch(CONFIG_MAP, "b", "n", {"data": {"x": "0"}})
+        while [each["data"] for each in kube.items(CONFIG_MAP)] != [{"x": "1"}, {"x": "1"}]:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_round_goes_on_when_the_api_server_is_away(monkeypatch):
+    monkeypatch.setattr(publish, "LEAST_GAP", 0.001)
+    kube = FakeKube()
+    publisher = Publisher(kube, rate=1000, upkeep=0.01)
+    asked = 0
+
+    def before(verb: str, kind: Kind, name: str) -> None:
+        nonlocal asked
+        asked += 1
+        if 10 < asked < 20:
+            raise ConnectionError("nobody there")
+
+    kube.before = before
+    async with running(publisher), aio.timeout(60):
+        publisher.put(config_map("n", "a", {"x": "1"}))
+        while asked < 30:
+            await asyncio.sleep(0.001)
+        await kube.delete(CONFIG_MAP, "a", "n")
+        while says(kube) is None:
+            await asyncio.sleep(0.001)

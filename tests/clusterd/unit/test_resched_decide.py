@@ -598,7 +598,24 @@ def test_records_are_few_and_never_too_large() -> None:
     assert "g" in json.loads(text)
 
 
-@given(st.one_of(st.text(), st.sampled_from(["[]", "null", '{"a": 1}', '{"a": {"RescheduleRecords": [1]}}'])))
+SPOILT = [
+    "[]",
+    "null",
+    "[" * 100_000,
+    '{"a": 1}',
+    '{"a": {"RescheduleRecords": [1]}}',
+    '{"a": {"TotalRescheduleTimes": "x", "RescheduleRecords": []}}',
+    '{"a": {"TotalRescheduleTimes": [], "RescheduleRecords": []}}',
+    '{"a": {"RescheduleRecords": [{"RescheduleTimeStamp": 1' + "0" * 400 + ', "ReasonOfTask": []}]}}',
+]
+
+
+@pytest.mark.parametrize("text", SPOILT)
+def test_of_records_that_nobody_can_read_no_time_is_known(text: str) -> None:
+    assert reasons.last(reasons.read(text), "a") is None
+
+
+@given(st.one_of(st.text(), st.sampled_from(SPOILT)))
 def test_records_that_nobody_can_read_are_replaced(text: str) -> None:
     assert json.loads(reasons.recorded(text, "a", [("x", "p", "n", "0")], 5, 0) or "")["a"]["TotalRescheduleTimes"] == 1
 

@@ -11,6 +11,8 @@ NAMESPACE, NAME, KEY = "mindx-dl", "job-reschedule-reason", "recent-reschedule-r
 MOST_RECORDS, MOST_TASKS = 10, 10
 """Of a job, and of a record."""
 LARGEST = 950 * 1024
+LATEST = 1 << 62
+"""Seconds: no time is later."""
 
 Task = tuple[str, str, str, str]
 """Reason, pod, node and rank of the pod."""
@@ -20,7 +22,7 @@ def read(text: str) -> dict[str, Any]:
     """By job. What nobody can read is as good as nothing."""
     try:
         found = json.loads(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}
@@ -59,10 +61,13 @@ def recorded(text: str, job: str, tasks: Sequence[Task], now: float, since: floa
 
 
 def _is_entry(entry: object) -> bool:
-    records = entry.get("RescheduleRecords") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(entry.get("TotalRescheduleTimes"), (int, type(None))):
+        return False
+    records = entry.get("RescheduleRecords")
     return isinstance(records, list) and all(
         isinstance(each, dict)
         and isinstance(each.get("RescheduleTimeStamp"), int)
+        and abs(each["RescheduleTimeStamp"]) <= LATEST
         and isinstance(each.get("ReasonOfTask"), list)
         for each in records
     )

@@ -116,6 +116,11 @@ class Rescheduler:
         """Set once all is known."""
 
     @property
+    def reports(self) -> Cache:
+        """What is reported of the health of nodes."""
+        return self._watched.reports
+
+    @property
     def acts(self) -> bool:
         """Nobody else does the work."""
         return not (self._watched.has_plugin if self._plugin is None else self._plugin)
@@ -350,7 +355,7 @@ class Rescheduler:
         try:
             async with self._writing:
                 await self._write_record(job, tasks, since)
-        except (ApiError, OSError, TimeoutError) as error:
+        except Exception as error:  # whatever somebody has written there
             logger.warning(
                 "job %s/%s: why its pods are replaced is not written down: %s", job.namespace, job.name, error
             )

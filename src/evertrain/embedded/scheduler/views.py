@@ -213,7 +213,7 @@ def read_node(node: Object) -> NodeView:
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     try:
         devices = json.loads((metadata.get("annotations") or {}).get(DEVICES_ANNOTATION) or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         devices = {}
     address = next((a.get("address", "") for a in status.get("addresses") or [] if a.get("type") == "InternalIP"), "")
     return NodeView(

@@ -229,7 +229,7 @@ def _judge(
         text = ((live.get("metadata") or {}).get("annotations") or {}).get(LAST_APPLIED)
         try:
             last = json.loads(text) if text else None
-        except ValueError:
+        except (ValueError, RecursionError):
             last = None
         if isinstance(last, dict):
             # Only where the object still is what kubectl made it: later changes by others are conflicts.
