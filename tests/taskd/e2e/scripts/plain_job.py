@@ -35,5 +35,6 @@ while step < options.steps:
             torch.save((step, weights), checkpoint.with_suffix(".new"))
             checkpoint.with_suffix(".new").rename(checkpoint)
         dist.barrier()
-print(json.dumps({"rank": rank, "step": step, "weights": weights.tolist()}), flush=True)
+result = {"rank": rank, "step": step, "weights": weights.tolist()}
+print(json.dumps(result) + "\n", end="", flush=True)  # one write, so that lines of several ranks can't mix
 dist.destroy_process_group()

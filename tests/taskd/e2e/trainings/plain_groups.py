@@ -56,7 +56,7 @@ def main() -> None:
     train(model, pairs[rank // 2], options)
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     result = {"rank": rank, "step": options.steps, "weights": hashlib.sha256(weights).hexdigest()}
-    print(json.dumps(result), flush=True)
+    print(json.dumps(result) + "\n", end="", flush=True)  # one write, so that lines of several ranks can't mix
     dist.barrier()
     destroy_taskd_worker()
 
