@@ -125,8 +125,9 @@ async def test_a_new_pod_that_can_not_be_repaired(tmp_path: Path) -> None:
         await fails(job, "recover", 405)
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="dump", faults=faults)
         await job.succeeded("dump")
-        # It names those pods at fault that are still there; this one has been replaced.
-        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="exit", extraParams="dump_exit")
+        # An original names all pods that were at fault, the replaced one too.
+        dumped = {"changeStrategy": "exit", "extraParams": "dump_exit", "nodeRankIds": ["1"]}
+        job.clusterd.say("changeStrategy", "change_strategy", **dumped)
         result = await job.ends()
     assert_same_end(result)
     assert job.story.agent(0) == [*start_of(0), *restart_of(0, 32766), end_of(0)]
@@ -217,7 +218,8 @@ async def test_a_job_that_can_not_grow_again(tmp_path: Path) -> None:
         await fails(job, "upgrade", 406)
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="dump")
         await job.succeeded("dump")
-        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="exit", extraParams="dump_exit")
+        dumped = {"changeStrategy": "exit", "extraParams": "dump_exit", "nodeRankIds": ["1"]}
+        job.clusterd.say("changeStrategy", "change_strategy", **dumped)
         result = await job.ends()
     assert_samples(result, small=range(7, 11))
     for node, before in ((0, start_of(0)), (1, [*start_of(1), *exit_of(1), *start_of(1)])):

@@ -432,6 +432,22 @@ def test_a_pod_that_stood_by_takes_the_place_of_an_agent_that_has_not_left_yet()
     assert told(mind.signal(again)) == ["agent 1: 203"], "it has not left"
 
 
+def test_a_new_pod_whose_repair_failed_starts_again_with_the_others() -> None:
+    """ClusterD names every pod that was at fault, the replaced one too. Told to nothing, it would keep all waiting."""
+    mind = job()
+    mind.signal(signal("stopTrain", "stop_train", faults={2: 1, 3: 1}))
+    mind.signal(signal("globalFault", "on_global_rank", "fault_nodes_exit", faults={2: 1, 3: 1}, nodes=(1,)))
+    register(mind, 1, 5.0)
+    strategy = signal("changeStrategy", "change_strategy", strategy="exit", faults={2: 1, 3: 1}, nodes=(1, 2))
+    assert told(mind.signal(strategy)) == [
+        "controller: change_strategy exit", "agent 2: 203", "agent 0: 208 32766", "agent 1: 208 32766",
+        "controller: restart_controller",
+    ]  # fmt: skip
+    assert mind.signal(strategy) == [], "the same again, after a connection that broke"
+    failed = frames.body("STATUS", 202, FaultReport([3], 32766).encode(), {})
+    assert told(mind.heard(AGENTS[1], failed, 9.0)) == ["controller: process_ended {3: 1}"], "it is listened to"
+
+
 def test_a_pod_that_stood_by_takes_the_place_before_the_manager_hears_that_its_agent_is_to_exit() -> None:
     mind = job()
     before = mind.addressed(ToAgent(1, frames.body("ACTION", 203)))

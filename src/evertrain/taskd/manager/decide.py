@@ -50,7 +50,7 @@ class Decisions:
         """`ended` hears of processes that ended, where pods are not the unit."""
         self._nodes, self._tell_ended = nodes, ended
         self.pods = Rescheduling(recovers_processes)
-        self._signals = Signals(job, self.pods.restart)
+        self._signals = Signals(job, self._restart)
         self._nics, self._stress, self._profiling = NicSwitches(), StressTests(), Profiling()
         self._workers: dict[int, int] = {}
         """By rank: the node of the worker."""
@@ -366,6 +366,16 @@ class Decisions:
                 self.pods.known(each.node).leaving = True
         return [order for order in orders if not (isinstance(order, ToAgent) and self.pods.is_gone(order.node))]
 
+    def _restart(self, nodes: tuple[int, ...], signal: Signal) -> list[Order]:
+        """ClusterD names all pods that were at fault, also those that have new ones already: these start again as the
+        others do."""
+        leaving = tuple(node for node in nodes if not self._has_successor(node, signal))
+        return self.pods.restart(leaving, signal)
+
+    def _has_successor(self, node: int, signal: Signal) -> bool:
+        """The agent that was told to exit in this recovery has been replaced."""
+        return bool(signal.uuid) and self._successors.get(node) == signal.uuid
+
     def _passed_over(self, signal: Signal) -> list[Order]:
         """Processes of a new pod that have failed already, while ClusterD takes them for those that are to come: with
         the first pod the manager is new, and what it has told of them is what it misses."""
@@ -387,7 +397,7 @@ class Decisions:
         early = bool(self._ids.get(order.node)) and self._joined.get(order.node) == signal.uuid
         if signal.type == o.GLOBAL_FAULT and early:
             return True
-        if signal.type == o.CHANGE_STRATEGY and self._successors.get(order.node) == signal.uuid:
+        if signal.type == o.CHANGE_STRATEGY and self._has_successor(order.node, signal):
             return True
         self._leaving[order.node] = signal.uuid
         return False
