@@ -159,8 +159,8 @@ def test_the_first_configuration_stays() -> None:
     [
         ({"job_id": None}, "MINDX_TASK_ID"), ({"node_nums": "2"}, "node_nums"), ({"proc_per_node": 0}, "proc_per_node"),
         ({"node_nums": 5001}, "up to 5000 nodes"), ({"proc_per_node": 500_001}, "not 2 with 1000002"),
-        ({"node_nums": True}, "node_nums"), ({"plugin_dir": "/nowhere/at/all"}, "no such folder"),
-        ({"cluster_infos": ["x"]}, "cluster_infos"), ({"plugin_dir": 7}, "plugin_dir"),
+        ({"node_nums": True}, "node_nums"), ({"plugin_dir": 7}, "plugin_dir"),
+        ({"cluster_infos": ["x"]}, "cluster_infos"),
         ({"cluster_infos": {"ip": "10.1.1.1", "port": "grpc"}}, "cluster_infos: invalid port: grpc"),
         ({"cluster_infos": [{"ip": "10.1.1.1", "port": 70000}]}, "cluster_infos: invalid port: 70000"),
     ],
@@ -170,6 +170,14 @@ def test_a_bad_configuration_is_refused_with_its_reason(
 ) -> None:
     assert not init_taskd_manager({**GOOD, **change})
     assert reason in caplog.text
+
+
+def test_a_folder_of_plugins_that_can_not_be_used_does_not_keep_a_job_from_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is a key that the original ignores, and a job without a manager ends."""
+    assert init_taskd_manager({**GOOD, "plugin_dir": "/nowhere/at/all"})
+    assert "no plugins: plugin_dir /nowhere/at/all: no such folder" in caplog.text
 
 
 def test_start_without_init(caplog: pytest.LogCaptureFixture) -> None:

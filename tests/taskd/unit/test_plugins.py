@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import builtins
 import py_compile
 from pathlib import Path
 
@@ -17,6 +18,14 @@ class Keep(Plugin):
         if signal.type == "killMaster":
             return [ToController("save_and_exit")]
 """
+
+
+OWNER = "it must belong to root or to us, and nobody else may write to it"
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """As errors."""
+    return [each.message for each in caplog.records if each.levelname == "ERROR"]
 
 
 def write(folder: Path, name: str, text: str, mode: int = 0o644) -> Path:
@@ -53,10 +62,15 @@ def test_a_plugin_that_fails_is_as_good_as_none(tmp_path: Path, caplog: pytest.L
         ("raise SystemExit(3)", 0o644, "SystemExit"),
     ],
 )
-def test_what_is_no_plugin_is_said_so(tmp_path: Path, text: str, mode: int, reason: str) -> None:
-    write(tmp_path, "bad.py", text, mode)
-    with pytest.raises(ValueError, match=reason):
-        plugins.load(str(tmp_path))
+def test_a_file_that_is_no_plugin_is_left_out_with_the_reason(
+    tmp_path: Path, text: str, mode: int, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = write(tmp_path, "bad.py", "import builtins; builtins.ran = True\n" * (mode != 0o644) + text, mode)
+    write(tmp_path, "good.py", KEEP)
+    assert plugins.load(str(tmp_path)).ask("signal", Signal("killMaster")), "the others are of use"
+    (error,) = said(caplog)
+    assert error.startswith(f"plugin {bad} is left out: ") and reason in error
+    assert not hasattr(builtins, "ran"), "others may write to it"
 
 
 @pytest.mark.parametrize("answer", ["7", "['x']", "[None]"])
@@ -65,11 +79,15 @@ def test_an_answer_that_is_no_list_of_orders_is_as_good_as_none(tmp_path: Path, 
     assert plugins.load(str(tmp_path)).ask("signal", Signal("killMaster")) is None
 
 
-def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o2775])
+def test_of_a_folder_that_others_may_write_to_nothing_is_run(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a volume with an fsGroup is."""
     write(tmp_path, "a.py", KEEP)
-    tmp_path.chmod(0o777)
-    with pytest.raises(ValueError, match="nobody else may write"):
-        plugins.load(str(tmp_path))
+    tmp_path.chmod(mode)
+    assert plugins.load(str(tmp_path)).ask("signal", Signal("killMaster")) is None
+    assert said(caplog) == [f"no plugins: plugin_dir {tmp_path}: {OWNER}"]
 
 
 def test_a_compiled_copy_that_somebody_left_is_not_run(tmp_path: Path) -> None:
@@ -86,9 +104,11 @@ def test_a_plugin_may_have_what_asks_for_its_module(tmp_path: Path) -> None:
     assert plugins.load(str(tmp_path)).ask("signal", Signal("killMaster"))
 
 
-def test_no_folder_and_a_link_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no such folder"):
-        plugins.load(str(tmp_path / "nowhere"))
-    (tmp_path / "link.py").symlink_to(write(tmp_path, "_real.py", KEEP))
-    with pytest.raises(ValueError, match="not a regular file"):
-        plugins.load(str(tmp_path))
+def test_no_folder_and_a_link_are_no_plugins(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nowhere, link = tmp_path / "nowhere", tmp_path / "link.py"
+    assert plugins.load(str(nowhere)).ask("signal", Signal("killMaster")) is None
+    link.symlink_to(write(tmp_path, "_real.py", KEEP))
+    assert plugins.load(str(tmp_path)).ask("signal", Signal("killMaster")) is None
+    assert said(caplog) == [
+        f"no plugins: plugin_dir {nowhere}: no such folder", f"plugin {link} is left out: not a regular file",
+    ]  # fmt: skip

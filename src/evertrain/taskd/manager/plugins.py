@@ -69,19 +69,33 @@ class Plugins:
 
 
 def load(folder: str) -> Plugins:
-    """All plugins of a folder, by the names of their files. ValueError if it or one of them can't be used."""
+    """All plugins of a folder, by the names of their files.
+
+    What can't be used is logged as an error and left out. The job trains without its plugins, as it does with the
+    original, which reads none; without a manager it would end. Code that others may write is never run.
+    """
     if not folder:
         return Plugins()
-    path = Path(folder)
-    if not path.is_dir():
-        raise ValueError(f"plugin_dir {folder}: no such folder")
-    _check_owner(path.stat(), f"plugin_dir {folder}")
+    try:
+        files = _files(Path(folder))
+    except (OSError, ValueError) as error:
+        log.error("no plugins: plugin_dir %s: %s", folder, error.strerror if isinstance(error, OSError) else error)
+        return Plugins()
     found: list[Plugin] = []
-    for file in sorted(path.glob("*.py")):
-        if not file.name.startswith("_"):
+    for file in files:
+        try:
             found += _plugins_of(file)
+        except ValueError as error:
+            log.error("plugin %s is left out: %s", file, str(error))
     log.info("plugins of %s: %s", folder, ", ".join(type(each).__name__ for each in found) or "none")
     return Plugins(found)
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ValueError("no such folder")
+    _check_owner(folder.stat())
+    return [file for file in sorted(folder.glob("*.py")) if not file.name.startswith("_")]
 
 
 def _plugins_of(file: Path) -> list[Plugin]:
@@ -100,7 +114,8 @@ def _plugins_of(file: Path) -> list[Plugin]:
             raise LookupError("there is no class derived from Plugin in it")
         return [each() for each in classes]
     except (Exception, SystemExit) as error:
-        raise ValueError(f"plugin {file}: {type(error).__name__}: {error}") from error
+        del sys.modules[module.__name__]
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def _source(file: Path) -> bytes:
@@ -109,15 +124,15 @@ def _source(file: Path) -> bytes:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         why = "not a regular file" if error.errno == errno.ELOOP else error.strerror
-        raise ValueError(f"plugin {file}: {why}") from None
+        raise ValueError(why) from None
     with os.fdopen(descriptor, "rb") as opened:
         facts = os.fstat(opened.fileno())
         if not stat.S_ISREG(facts.st_mode):
-            raise ValueError(f"plugin {file}: not a regular file")
-        _check_owner(facts, f"plugin {file}")
+            raise ValueError("not a regular file")
+        _check_owner(facts)
         return opened.read()
 
 
-def _check_owner(facts: os.stat_result, what: str) -> None:
+def _check_owner(facts: os.stat_result) -> None:
     if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        raise ValueError(f"{what}: it must belong to root or to us, and nobody else may write to it")
+        raise ValueError("it must belong to root or to us, and nobody else may write to it")
