@@ -97,6 +97,22 @@ def where(who: Position) -> Any:
     return NET["Position"](role=who.role, serverRank=who.server, processRank=who.process)
 
 
+async def test_a_member_that_its_parent_refuses_by_a_code_tries_again() -> None:
+    register = "/TaskNet/Register"
+    async with stranger() as (parent, address):
+        parent.answers[register] = NET["Ack"](code=5003)
+        agent = Node(AGENT, upstream=address)
+        await agent.start()
+        try:
+            for _ in range(2):
+                await parent.expect(register)  # and nothing else: it has no place to announce a path from
+            assert agent.client is not None and not agent.client.joined.is_set()
+            del parent.answers[register]
+            assert await agent.wait_joined(90)
+        finally:
+            await agent.close()
+
+
 async def test_a_member_speaks_to_a_parent_that_it_does_not_know() -> None:
     async with stranger() as (parent, address):
         agent = Node(AGENT, upstream=address)

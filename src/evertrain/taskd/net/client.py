@@ -105,7 +105,9 @@ class Client:
             stub = service.stub(channel, SERVICE)
             metadata = self._security.metadata()
             call = {"metadata": metadata, "timeout": JOIN_LIMIT}
-            await stub.Register(RegisterReq(uuid=_uuid(), pos=as_message(self._own)), **call)
+            ack = await stub.Register(RegisterReq(uuid=_uuid(), pos=as_message(self._own)), **call)
+            if ack.code:
+                raise OSError(f"the parent refused the place: code {ack.code}")
             own = as_message(self._own)
             for path in self._paths():
                 await stub.PathDiscovery(
