@@ -3,9 +3,11 @@
     python -m bench.taskd [--quick] [--nodes N ...] [--json FILE]
 
 All members join and register; then ClusterD, played by this process, orders a link failover, which goes to every
-worker, is confirmed by each, and is done when all have said so; then the agents only say that they are alive. The
-manager's own processor time is told beside the time on the clock, for on a small machine the simulation of 10 000
-workers needs far more of it than the manager. Growth is the exponent of a power law through the medians.
+worker, is confirmed by each, and is done when all have said so; then the agents only say that they are alive. In the
+end this process takes the manager's place, the nodes come to it, and it sends messages to all workers at once, of which
+each has to get one copy. The manager's own processor time is told beside the time on the clock, for on a small machine
+the simulation of 10 000 workers needs far more of it than the manager. Growth is the exponent of a power law through
+the medians.
 """
 
 from __future__ import annotations
@@ -33,8 +35,13 @@ import psutil
 from bench.jobs import ROOT, Stuck, environment
 from bench.report import Row, show
 from bench.scale import growth, raise_descriptor_limit
+from bench.taskd_nodes import BROADCAST, TO_MANAGER
 from evertrain import aio
+from evertrain.taskd.codes import ALL, WORKER
 from evertrain.taskd.manager.clusterd import RECOVER
+from evertrain.taskd.net.node import Node
+from evertrain.taskd.net.routing import Position
+from evertrain.taskd.net.security import Security
 from evertrain.wire import service
 from evertrain.wire.recover_pb2 import ClientInfo, Status, SwitchRankList, SwitchResult
 
@@ -63,6 +70,8 @@ class Figures:
     answered: list[float] = field(default_factory=list)
     order_cpu: list[float] = field(default_factory=list)
     alive_cpu: float = 0.0
+    broadcast: list[float] = field(default_factory=list)
+    broadcast_cpu: list[float] = field(default_factory=list)
 
     @property
     def workers(self) -> int:
@@ -103,7 +112,7 @@ class Crowd:
     def __init__(self) -> None:
         self._processes: list[asyncio.subprocess.Process] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._told: dict[tuple[str, int], list[float]] = {}
+        self._told: dict[tuple[str, int], list[dict[str, Any]]] = {}
         self._news = asyncio.Condition()
         self._ended = False
 
@@ -126,7 +135,7 @@ class Crowd:
             if told["kind"] == "refused":
                 print(f"a message was not taken at once: {told}", file=sys.stderr)
             async with self._news:
-                self._told.setdefault((told["kind"], told["number"]), []).append(told["at"])
+                self._told.setdefault((told["kind"], told["number"]), []).append(told)
                 self._news.notify_all()
         async with self._news:
             self._ended = True
@@ -139,6 +148,9 @@ class Crowd:
 
     async def all_have(self, kind: str, number: int = 0) -> float:
         """When the last of the processes told this."""
+        return float(max(told["at"] for told in await self.all_tell(kind, number)))
+
+    async def all_tell(self, kind: str, number: int = 0) -> list[dict[str, Any]]:
         try:
             async with aio.timeout(PATIENCE), self._news:
                 await self._news.wait_for(lambda: self._ended or len(self._told.get((kind, number), ())) == PROCESSES)
@@ -146,7 +158,7 @@ class Crowd:
             raise Stuck(f"not all nodes are {kind} ({number}) within {PATIENCE:g} s") from None
         if self._ended:
             raise Stuck("a process with nodes has ended, see above")
-        return max(self._told[kind, number])
+        return self._told[kind, number]
 
     async def close(self) -> None:
         for process in self._processes:
@@ -185,14 +197,14 @@ def used(process: psutil.Process) -> float:
 
 
 async def measure(nodes: int, orders: int, idle: float) -> Figures:
-    figures, clusterd, crowd = Figures(nodes), ClusterD(), Crowd()
+    figures, clusterd, crowd, token = Figures(nodes), ClusterD(), Crowd(), secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
         async with clusterd.listening() as clusterd_port:
             env = environment() | {
-                "EVERTRAIN_TOKEN": secrets.token_hex(16),
+                "EVERTRAIN_TOKEN": token,
                 "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
                 "POD_IP": "127.0.0.1",
                 "TASKD_MANAGER_PORT": str(port),
@@ -202,12 +214,20 @@ async def measure(nodes: int, orders: int, idle: float) -> Figures:
                 "TASKD_LOG_PATH": folder,
                 "TASKD_LOG_STDOUT": "False",
             }
-            async with manager(nodes, env) as process:
-                try:
+            try:
+                async with manager(nodes, env) as process:
                     await crowd.start(f"127.0.0.1:{port}", nodes, env)
                     await fill(figures, process, crowd, clusterd, orders, idle)
+                    crowd.tell("rest")
+                    await crowd.all_have("resting")
+                top = Node(TO_MANAGER, listen=f"127.0.0.1:{port}", security=Security(token))
+                await top.start()
+                try:
+                    await spread(figures, top, crowd, orders)
                 finally:
-                    await crowd.close()
+                    await top.close()
+            finally:
+                await crowd.close()
     return figures
 
 
@@ -239,6 +259,25 @@ async def fill(
     figures.alive_cpu = 100 * (used(process) - before) / (time.monotonic() - began)
 
 
+async def spread(figures: Figures, top: Node, crowd: Crowd, broadcasts: int) -> None:
+    """The nodes find the new manager by themselves, and say again whom they lead to."""
+    assert top.server is not None
+    async with aio.timeout(PATIENCE):
+        while len(top.server.members) < figures.nodes:
+            await asyncio.sleep(0.05)
+    for number in range(1, broadcasts + 1):
+        await asyncio.sleep(0.5)
+        before, began = time.process_time(), time.monotonic()
+        if code := await top.send(Position(WORKER, ALL, ALL), str(number), mtype=BROADCAST):
+            raise Stuck(f"a broadcast is refused: {code}")
+        figures.broadcast.append(await crowd.all_have(BROADCAST, number) - began)
+        figures.broadcast_cpu.append(time.process_time() - before)
+    await asyncio.sleep(0.5)  # a second copy would come right behind the first
+    crowd.tell("count")
+    if (most := max(told["most"] for told in await crowd.all_tell("counted"))) != 1:
+        raise Stuck(f"a worker got {most} copies of one broadcast")
+
+
 def rows(measured: list[Figures]) -> list[Row]:
     result = []
     for figures in measured:
@@ -252,6 +291,8 @@ def rows(measured: list[Figures]) -> list[Row]:
             Row(n + "  confirmed and carried out by all", figures.answered),
             Row(n + "  the manager's part of it", figures.order_cpu, "s cpu"),
             Row(n + "agents say that they are alive", [figures.alive_cpu], "% cpu"),
+            Row(n + "a broadcast is with all workers", figures.broadcast, notes="one copy each"),
+            Row(n + "  the sender's part of it", figures.broadcast_cpu, "s cpu"),
         ]
     if len(measured) > 1:
         for name, values in (("joining", "join_cpu"), ("an order", "order_cpu")):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import time
@@ -25,6 +26,8 @@ from evertrain.taskd.net.security import Security
 
 TO_MANAGER = Position(MANAGER, "0")
 ALIVE = frames.body(KEEP_ALIVE, 0, FaultReport([], 32767).encode())
+BROADCAST = "broadcast"
+"""The type of a message to all workers, whose text is its number."""
 _AT_ONCE = 4
 """Nodes that join at a time."""
 
@@ -41,8 +44,11 @@ class Nodes:
         self._agents: list[Node] = []
         self._every = 1
         self._tasks: set[asyncio.Task[None]] = set()
+        self._beats: list[asyncio.Task[None]] = []
         self._got: dict[str, int] = {}
         """By order to all workers: how many here have it."""
+        self._copies: dict[str, dict[str, int]] = {}
+        """By broadcast and rank: how many have come."""
         self._refused = 0
 
     async def join(self) -> None:
@@ -82,6 +88,9 @@ class Nodes:
         seen = frames.Seen(16)
         while True:
             message = await node.received.get()
+            if message.header.mtype == BROADCAST:
+                self._hear(message.body, node.own.process)
+                continue
             if seen.again(message.header.uuid):
                 continue
             order = frames.decode(message.body)
@@ -91,6 +100,12 @@ class Nodes:
                 tell("ordered", len(self._got))
             self._spawn(self._say(node, frames.body(ACTION, Code.SWITCH_NIC, "switchOK", {"switchNicUUID": uuid})))
 
+    def _hear(self, broadcast: str, rank: str) -> None:
+        copies = self._copies.setdefault(broadcast, {})
+        copies[rank] = copies.get(rank, 0) + 1
+        if copies[rank] == 1 and len(copies) == len(self._numbers) * self._per_node:
+            tell(BROADCAST, int(broadcast))
+
     async def _say(self, node: Node, body: Body) -> None:
         while code := await node.send(TO_MANAGER, body.encode()):
             self._refused += 1
@@ -98,10 +113,11 @@ class Nodes:
                 tell("refused", code)
             await asyncio.sleep(1)  # as agents and workers do
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _beat(self, node: Node, delay: float) -> None:
         await asyncio.sleep(delay)
@@ -120,7 +136,15 @@ class Nodes:
                     await self.join()
                 case "beat":
                     for number, agent in enumerate(self._agents):
-                        self._spawn(self._beat(agent, self._every * number / len(self._agents)))
+                        self._beats.append(self._spawn(self._beat(agent, self._every * number / len(self._agents))))
+                case "rest":
+                    logging.disable(logging.WARNING)  # that the manager's place is empty for a moment is meant
+                    for beat in self._beats:
+                        beat.cancel()
+                    tell("resting")
+                case "count":
+                    most = max(count for copies in self._copies.values() for count in copies.values())
+                    tell("counted", most=most)
 
 
 async def run(manager: str, host: str, first: str, last: str, per_node: str) -> None:
