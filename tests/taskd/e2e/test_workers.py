@@ -18,6 +18,8 @@ from tests.taskd.jobs import Result, TwoPods
 
 LINKS = "127.0.1.2,127.0.2.2"
 ALL = ["0", "1", "2", "3"]
+KINDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
+"""Of timings."""
 TRAININGS = Path(__file__).with_name("trainings")
 
 
@@ -192,8 +194,10 @@ async def test_who_is_not_paused_does_not_move(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 async def test_a_training_on_groups_of_torch_itself(tmp_path: Path) -> None:
     ends: list[Any] = []
-    for name, moves in (("stays", []), ("moves", [True, False])):
+    for name, moves in (("stays", []), ("moves", [True, False]), ("is timed", [])):
         async with workers(tmp_path / name, "plain_groups.py", TASKD_NICS=LINKS) as job:
+            if name == "is timed":
+                job.clusterd.trace(**dict.fromkeys(KINDS, "on"))
             await job.train()
             for ops in moves:
                 await job.pauses()
@@ -203,7 +207,7 @@ async def test_a_training_on_groups_of_torch_itself(tmp_path: Path) -> None:
             result = await job.ends()
         assert result.codes == [0, 0], result.explain()
         ends.append((result.steps, result.results))
-    assert ends[0] == ends[1] and len(ends[0][1]) == 4
+    assert ends[0] == ends[1] == ends[2] and len(ends[0][1]) == 4
 
 
 # --- online stress test (reference 7.10) -----------------------------------------------------------------------------
@@ -295,16 +299,26 @@ def manager_log(pods: TwoPods) -> str:
 # --- timings (reference 7.13) ----------------------------------------------------------------------------------------
 
 
+def timings(folder: Path, rank: str) -> list[dict[str, Any]]:
+    (file,) = (folder / "timings" / "job-1" / rank).iterdir()
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def assert_timed(lines: list[dict[str, Any]], expected: set[tuple[str, str]]) -> None:
+    """That these, by domain and name, have begun and ended."""
+    found = {(line["Domain"], line["Name"].split()[0], line["Flag"]) for line in lines}
+    assert {(*each, flag) for each in expected for flag in (2, 4)} <= found
+
+
 @pytest.mark.matrix
 async def test_timings_are_switched_on_and_off(tmp_path: Path) -> None:
-    kinds = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
     async with workers(tmp_path / "job") as job:
-        job.clusterd.trace(**dict.fromkeys(kinds, "on"))
+        job.clusterd.trace(**dict.fromkeys(KINDS, "on"))
         await job.train("--taskd", "--checkpoint-every=4", *(f"--fault={STEPS - 2}:{rank}:hold" for rank in ALL))
         job.hold_at(STEPS + 1)
         held = [job.pods.work / f"fault.{STEPS - 2}.{rank}.hold" for rank in ALL]
         await job.until(lambda: all(file.exists() for file in held), "all ranks in the middle of a step")
-        job.clusterd.trace(**dict.fromkeys(kinds, "off"))
+        job.clusterd.trace(**dict.fromkeys(KINDS, "off"))
         for rank in range(4):
             await job.heard(f"{worker(rank)} says STATUS 1400")
         off = time.time_ns()
@@ -318,11 +332,24 @@ async def test_timings_are_switched_on_and_off(tmp_path: Path) -> None:
         ]  # fmt: skip
         job.story.assert_order(ordered(rank, 711), f"{worker(rank)} says STATUS 1411", ordered(rank, 700))
     for rank in ALL:
-        (file,) = (tmp_path / "job" / "timings" / "job-1" / rank).iterdir()
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        names = {(line["Domain"], line["Name"].split()[0], line["Flag"]) for line in lines}
+        lines = timings(tmp_path / "job", rank)
         expected = {("default", "step"), ("default", "forward"), ("communication", "allreduce")}
         if rank in "01":
             expected.add(("default", "save_checkpoint"))
-        assert {(*each, flag) for each in expected for flag in (2, 4)} <= names
+        assert_timed(lines, expected)
         assert max(line["Timestamp"] for line in lines) < off, "off is off"
+
+
+@pytest.mark.matrix
+async def test_timings_of_a_training_with_ddp_and_a_loader_of_data(tmp_path: Path) -> None:
+    async with workers(tmp_path / "job", "plain_groups.py") as job:
+        job.clusterd.trace(**dict.fromkeys(KINDS, "on"))
+        await job.train()
+        for rank in range(4):
+            await job.heard(f"{worker(rank)} says STATUS 1411")
+        result = await job.ends()
+    assert result.codes == [0, 0], result.explain()
+    for rank in ALL:
+        expected = {("default", "step"), ("default", "forward"), ("default", "dataloader")}
+        expected |= {("communication", "all_reduce"), ("communication", "ddp_all_reduce")}
+        assert_timed(timings(tmp_path / "job", rank), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from evertrain.mindio.tft.runtime import runtime
 from evertrain.mindio.tft.steps import Steps
@@ -84,6 +86,58 @@ def test_collectives_belong_to_a_domain_of_their_own(tmp_path: Path) -> None:
     finally:
         profiler.switch(False, False)
         dist.destroy_process_group()
+
+
+def exchanges(lines: list[str]) -> list[tuple[int, int]]:
+    """Of DDP: when each began and ended."""
+    marked = [each for line in lines if (each := json.loads(line))["Name"] == "ddp_all_reduce"]
+    assert {each["Domain"] for each in marked} <= {"communication"}
+    assert [each["Flag"] for each in marked] == [2, 4] * (len(marked) // 2)
+    pairs = list(zip(marked[::2], marked[1::2], strict=True))
+    assert all(begin["Id"] == end["Id"] for begin, end in pairs)
+    return [(begin["Timestamp"], end["Timestamp"]) for begin, end in pairs]
+
+
+def test_what_ddp_exchanges_in_backward_is_seen(ddp: DistributedDataParallel) -> None:
+    """Torch would time ten iterations and then every hundredth."""
+    profiler = Profiler(3, "pt", 10)
+
+    def step() -> tuple[int, int]:
+        output = ddp(torch.ones(2, 4)).sum()
+        began = time.time_ns()
+        output.backward()
+        return began, time.time_ns()
+
+    for _ in range(11):
+        step()
+    assert profiler.switch(True, True) == 1411
+    backwards = [step() for _ in range(5)]
+    with torch.no_grad():
+        ddp(torch.ones(2, 4))
+    seen = exchanges(marks.take())
+    assert len(seen) == 4, "of all but the last one, which the next forward pass tells"
+    for (began, ended), (first, last) in zip(backwards, seen, strict=False):
+        assert began <= first <= last <= ended
+    assert profiler.switch(True, False) == 1410
+    step(), step()
+    assert exchanges(marks.take()) == []
+    assert profiler.switch(True, True) == 1411
+    step()
+    assert exchanges(marks.take()) == [], "none of the time before"
+    step()
+    assert len(exchanges(marks.take())) == 1
+    assert profiler.switch(False, False) == 1400
+    untimed = ddp._get_ddp_logging_data()["backward_comm_time_start"]
+    step(), step()
+    assert ddp._get_ddp_logging_data()["backward_comm_time_start"] == untimed, "torch takes them as seldom as before"
+    assert marks.take() == [] and ddp._comm_hooks == []
+
+
+@pytest.fixture
+def ddp() -> Iterator[DistributedDataParallel]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DistributedDataParallel(nn.Linear(4, 4))
+    dist.destroy_process_group()
 
 
 def test_operations_of_groups_that_can_be_left_last_until_they_are_waited_for() -> None:
@@ -246,6 +300,10 @@ def test_a_torch_without_what_the_marks_need_is_named(
     assert profiler.switch(True, False) == 1422
     assert "it lacks torch.utils.data.dataloader._BaseDataLoaderIter: " in caplog.text
     assert "timings of the loading of data can't be taken" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.delattr(DistributedDataParallel, "_get_ddp_logging_data")
+    assert profiler.switch(True, False) == 1422
+    assert "it lacks torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data: " in caplog.text
     profiler.close()
 
 

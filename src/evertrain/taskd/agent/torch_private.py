@@ -197,6 +197,31 @@ def data_iterator() -> type[Any]:
     return cast(type[Any], found)
 
 
+_TOLD, _TIMED = "_get_ddp_logging_data", "_set_ddp_runtime_logging_sample_rate"
+_SELDOM = 100
+"""Iterations of which torch takes the times of one, unless it is told otherwise."""
+
+
+def timed_ddp() -> type[Any]:
+    """DistributedDataParallel, for the two functions below. UnknownTorch if it does not tell its times."""
+    found = torch.nn.parallel.DistributedDataParallel
+    if missing := [each for each in (_TOLD, _TIMED) if not hasattr(found, each)]:
+        names = [f"torch.nn.parallel.DistributedDataParallel.{each}" for each in missing]
+        raise known_torch.lacking(torch.__version__, names, "timings of what it exchanges can't be taken")
+    return cast(type[Any], found)
+
+
+def time_exchanges(ddp: Any, each: bool) -> None:
+    getattr(ddp, _TIMED)(1 if each else _SELDOM)
+
+
+def last_exchange(ddp: Any) -> tuple[int, int]:
+    """When the last timed exchange of gradients began and ended, in ns since 1970. Zeros if none was: not on devices
+    for which torch has no clock."""
+    told = getattr(ddp, _TOLD)()
+    return told.get("backward_comm_time_start", 0), told.get("backward_comm_time_end", 0)
+
+
 @dataclass
 class _OneRank:
     """What torch asks for log files, for a context with one process."""

@@ -44,21 +44,30 @@ class Marks:
             self.end(number, name, domain)
 
     def begin(self, name: str, domain: str = DEFAULT) -> int:
-        with self._lock:
-            self._ids += 1
-            number = self._ids
+        number = self._number()
         self._put(_BEGIN, number, name, domain)
         return number
 
     def end(self, number: int, name: str, domain: str = DEFAULT) -> None:
         self._put(_END, number, name, domain)
 
-    def _put(self, flag: int, number: int, name: str, domain: str) -> None:
+    def past(self, began: int, ended: int, name: str, domain: str = DEFAULT) -> None:
+        """Of what somebody else has timed, in ns since 1970."""
+        number = self._number()
+        self._put(_BEGIN, number, name, domain, began)
+        self._put(_END, number, name, domain, ended)
+
+    def _number(self) -> int:
+        with self._lock:
+            self._ids += 1
+            return self._ids
+
+    def _put(self, flag: int, number: int, name: str, domain: str, at: int | None = None) -> None:
         mark = {
             "Kind": 1,
             "Flag": flag,
             "SourceKind": 0,
-            "Timestamp": time.time_ns(),
+            "Timestamp": time.time_ns() if at is None else at,
             "Id": number,
             "MsptiObjectId": {
                 "Pt": {"ProcessId": os.getpid(), "ThreadId": threading.get_native_id()},

@@ -1,6 +1,7 @@
 """Marks of a PyTorch training that knows nothing of them: put in when profiling is switched on, taken out when off.
 
-A step lasts from one end of an optimizer's update to the next. A forward pass is that of the outermost module.
+A step lasts from one end of an optimizer's update to the next. A forward pass is that of the outermost module. What DDP
+exchanges is told by `ddp_times`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from evertrain.mindio.tft.numbers import DataStatus
 from evertrain.mindio.tft.runtime import runtime
+from evertrain.taskd.worker.ddp_times import DdpTimes
 from evertrain.taskd.worker.marks import COMMUNICATION, marks
 
 _COLLECTIVES = (
@@ -30,6 +32,7 @@ class TorchMarks:
         self._step: int | None = None
         self._depth = threading.local()
         self._inside = threading.local()
+        self._ddp: DdpTimes | None = None
 
     def put_in(self) -> None:
         if self._undo:
@@ -39,6 +42,7 @@ class TorchMarks:
         torch = importlib.import_module("torch")
         private = importlib.import_module("evertrain.taskd.agent.torch_private")  # it loads torch
         c10d = importlib.import_module("torch.distributed")
+        self._ddp = DdpTimes()
         hooks = [
             optimizer.register_optimizer_step_post_hook(self._updated),
             module.register_module_forward_pre_hook(self._forward_begins),
@@ -60,6 +64,8 @@ class TorchMarks:
             undo()
         self._undo = []
         self._step = None
+        if self._ddp is not None:
+            self._ddp.end()
 
     def _wrap(self, owner: Any, name: str, mark: str, domain: str = "default") -> None:
         original = getattr(owner, name)
@@ -129,7 +135,9 @@ class TorchMarks:
         if depth == 0 and marks.default:
             self._depth.number = marks.begin("forward")
 
-    def _forward_ends(self, *_: Any) -> None:
+    def _forward_ends(self, module: Any, *_: Any) -> None:
+        if self._ddp is not None:
+            self._ddp.forward_ended(module)
         self._depth.value = depth = max(getattr(self._depth, "value", 1) - 1, 0)
         if depth == 0 and getattr(self._depth, "number", None) is not None:
             marks.end(self._depth.number, "forward")

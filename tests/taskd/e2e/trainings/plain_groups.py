@@ -1,4 +1,4 @@
-"""A training on torch's own groups, with DDP; of MindIO it has what pauses it, of TaskD the worker."""
+"""A training on torch's own groups, with DDP and a DataLoader; of MindIO it has what pauses it, of TaskD the worker."""
 
 import argparse
 import hashlib
@@ -11,6 +11,7 @@ import gate  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from mindio_ttp import framework_ttp as tft
 from taskd.api import destroy_taskd_worker, init_taskd_worker, start_taskd_worker
@@ -20,10 +21,11 @@ from taskd.api import destroy_taskd_worker, init_taskd_worker, start_taskd_worke
 def train(model: nn.Module, pair: dist.ProcessGroup | None, options: argparse.Namespace) -> None:
     rank = dist.get_rank()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    for step in range(1, options.steps + 1):
-        generator = torch.Generator().manual_seed(step * 10 + rank)
+    seeds = [torch.Generator().manual_seed(step * 10 + rank) for step in range(1, options.steps + 1)]
+    batches = DataLoader([torch.randn(6, 16, generator=seed) for seed in seeds], batch_size=None)
+    for step, batch in enumerate(batches, 1):
         optimizer.zero_grad()
-        loss = model(torch.randn(6, 16, generator=generator)).square().mean()
+        loss = model(batch).square().mean()
         loss.backward()
         dist.all_reduce(loss.detach(), group=pair)
         tft.tft_start_updating_os()
