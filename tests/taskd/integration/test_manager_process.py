@@ -48,7 +48,7 @@ def tft_notify_controller_stop_train(*args): return _call("stop", *args)
 class Process:
     """A manager with a controller of MindIO that writes down what is asked of it, and may never answer."""
 
-    def __init__(self, folder: Path, hangs: str = "", clusterd: int = 0, plugins: str = "") -> None:
+    def __init__(self, folder: Path, hangs: str = "", clusterd: int = 0, plugins: str = "", **environment: str) -> None:
         self.calls = folder / "calls"
         self.calls.touch()
         package = folder / "mindio_ttp"
@@ -58,17 +58,17 @@ class Process:
         (folder / "manager.py").write_text(MANAGER)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        environment = {
+            self.port = probe.getsockname()[1]
+        settings = {
             **os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}", "POD_IP": "127.0.0.1", "WORLD_SIZE": "1",
-            "TTP_PORT": "8000", "TASKD_MANAGER_PORT": str(port), "PROCESS_RECOVER": "on", "CALLS": str(self.calls),
+            "TTP_PORT": "8000", "TASKD_MANAGER_PORT": str(self.port), "PROCESS_RECOVER": "on", "CALLS": str(self.calls),
             "HANGS": hangs, "PLUGINS": plugins, "TASKD_LOG_PATH": str(folder / "log"),
             "TASKD_MANAGER_RESTART": "off",
         }  # fmt: skip
         if clusterd:
-            environment |= {"MINDX_SERVER_IP": "127.0.0.1", "MINDX_SERVER_PORT": str(clusterd)}
+            settings |= {"MINDX_SERVER_IP": "127.0.0.1", "MINDX_SERVER_PORT": str(clusterd)}
         self.process = subprocess.Popen(
-            [sys.executable, "manager.py"], cwd=folder, env=environment, stdout=subprocess.PIPE,
+            [sys.executable, "manager.py"], cwd=folder, env=settings | environment, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
