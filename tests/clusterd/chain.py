@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -394,7 +395,10 @@ def explained(chain: Chain) -> Iterator[None]:
         yield
     except Exception as error:
         if EXPLANATION not in str(error):
-            error.add_note(chain.explain())
+            if hasattr(error, "add_note"):
+                error.add_note(chain.explain())
+            else:  # in Python 3.10
+                print(chain.explain(), file=sys.stderr)
         raise
 
 

@@ -94,10 +94,14 @@ async def test_more_jobs_than_it_serves(tmp_path: Path, monkeypatch: pytest.Monk
 async def test_the_last_place_goes_to_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ask while there is still a place for one; who asks twice is not one more."""
     monkeypatch.setattr(replies, "MOST_JOBS", 1)
-    enabled = asyncio.Barrier(4)
+    asked: list[None] = []
+    all_ask = asyncio.Event()
 
     async def patch_group(*_: object) -> None:
-        await enabled.wait()
+        asked.append(None)
+        if len(asked) == 4:
+            all_ask.set()
+        await all_ask.wait()
 
     monkeypatch.setattr(Carrier, "patch_group", patch_group)
     async with running(tmp_path) as clusterd:
