@@ -22,6 +22,7 @@ from evertrain.noded.detectors.memory import Count, MemoryErrors, Rates
 from evertrain.noded.detectors.netlink import Link
 from evertrain.noded.detectors.storage import Mount, Mounts
 from evertrain.noded.faults import AnyFault, ChipFault, NodeFault
+from tests import virtual_time
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -330,6 +331,52 @@ async def test_pressure_is_seen_in_files_that_can_not_tell(tmp_path: Path) -> No
         pressure.Pressure(tmp_path, every=0.01), lambda told: found(told) == [(codes.PID_PRESSURE, 0)], get_worse
     )
     assert found(faults) == [(codes.MEMORY_PRESSURE, 0), (codes.PID_PRESSURE, 0)]
+
+
+class Kernel:
+    """Stands for files that tell: it tells when it is told to."""
+
+    def __init__(self) -> None:
+        self.tells, self.closed = asyncio.Event(), False
+
+    def add(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    async def wait(self, seconds: float) -> bool:
+        try:
+            async with aio.timeout(seconds):
+                await self.tells.wait()
+        except TimeoutError:
+            return False
+        self.tells.clear()
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_pressure_lasts_until_the_kernel_has_not_told_of_it_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree(tmp_path, {"pressure/memory": "", "loadavg": "0 0 0 1/9 7"})
+
+    async def test() -> None:
+        kernel, loop, told = Kernel(), asyncio.get_running_loop(), list[tuple[float, list[tuple[str, int]]]]()
+        monkeypatch.setattr(pressure, "Changes", lambda: kernel)
+        watched = pressure.Pressure(tmp_path, every=10.0, calm=30.0)
+        task = asyncio.create_task(watched.run(lambda faults: told.append((loop.time(), found(faults)))))
+        for seconds in (1, 15):
+            await asyncio.sleep(seconds)
+            kernel.tells.set()
+        await asyncio.sleep(100)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert [now for now, faults in told if faults == [(codes.MEMORY_PRESSURE, 0)]] == [1, 11, 16, 26, 36]
+        assert [now for now, faults in told if not faults][:3] == [0, 46, 56]
+        assert kernel.closed
+
+    virtual_time.run(test())
+    assert (tmp_path / "pressure/memory").read_bytes() == b"full 1500000 10000000\0"
 
 
 # --- clock
