@@ -2,8 +2,9 @@
 
 The options of the original are understood, with one dash as it writes them.
 
-Of several that may lead, one does. Who loses the lead, as all do when the API server is away for a few seconds, ends
-all that it does and stands by, with a new ClusterD: the same process may lead again.
+Of several that may lead, one does; the others look on, so that little is left to be read when one takes over. Who
+loses the lead, as all do when the API server is away for a few seconds, ends all that it does and stands by, with a
+new ClusterD: the same process may lead again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -184,15 +185,41 @@ async def lead(
 
     clusterd = make()
 
-    async def work() -> None:
+    async def work(running: Awaitable[None]) -> None:
         telling = [asyncio.ensure_future(_tell(clusterd, where))]
         if options.leader_elect and pod:
             telling.append(asyncio.ensure_future(_show(kube, clusterd, namespace, pod)))
         try:
-            await clusterd.run()
+            await running
         finally:
             for task in telling:
                 task.cancel()
+
+    async def stand_by_and_lead() -> None:
+        leads = asyncio.Event()
+        running = asyncio.ensure_future(clusterd.run(leads))
+
+        async def lead() -> None:
+            leads.set()
+            await work(running)
+
+        async def lead_when_read() -> None:
+            """Who took the lease and only then began to read would hold it, and serve nobody."""
+            await clusterd.looks_on.wait()
+            await leader.lead(lead)
+
+        leading = asyncio.ensure_future(lead_when_read())
+        try:
+            await asyncio.wait({leading, running}, return_when=asyncio.FIRST_COMPLETED)
+            if leads.is_set():  # then `leading` ends when `running` does, and knows why
+                await asyncio.wait({leading})
+        finally:
+            for task in (leading, running):  # in this order: the lease is released when the work is at its end
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        for task in (leading, running):
+            if not task.cancelled():
+                task.result()
 
     def is_healthy() -> bool:
         """It serves, or somebody else leads: who stands by must not be restarted for it."""
@@ -201,11 +228,11 @@ async def lead(
     metrics = page(lambda: figures(leader.leads or not options.leader_elect))
     async with daemon.health(options, is_healthy, metrics):
         if not options.leader_elect:
-            await work()
+            await work(clusterd.run())
             return
         while True:
             try:
-                await leader.lead(work)
+                await stand_by_and_lead()
                 return
             except Exception as error:
                 if not _may_pass(error):

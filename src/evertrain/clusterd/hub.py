@@ -1,6 +1,10 @@
 """The hub: watches feed the tables of jobs and faults, those feed one actor for each registered job, and the services
 ask it. It keeps nothing that the cluster doesn't keep as well, but who listens: kill it at any point, start it again,
 and it goes on.
+
+One that stands by looks on: it keeps what is large current (jobs, pods, nodes and what these publish) and reads it, and
+tells nobody. When it leads it lists anew what another one has written last: what is kept of recoveries and of faults,
+settings, which jobs there are, which pods are labelled. All else it may know as late as one that has always led.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from evertrain import aio
@@ -31,14 +35,12 @@ from evertrain.clusterd.recoveries import PATIENCE, Recoveries
 from evertrain.clusterd.services import replies
 from evertrain.clusterd.services.ports import About, Order, Reply, Report, Subscription, Summary, Unavailable
 from evertrain.clusterd.summaries import Summaries
-from evertrain.kube.port import ApiError, Kube
+from evertrain.kube.port import ApiError, Kube, Object
 
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE = 0.5
 """Seconds between two looks at jobs."""
-JOB_PATIENCE = 3.0
-"""Seconds in which a job that is not known may become so."""
 
 
 class Rescheduler(Replaces, Protocol):
@@ -72,8 +74,12 @@ class Hub:
         self._rank_tables = RankTables(observer)
         self._dirty: dict[str, None] = {}
         self._news = asyncio.Event()
+        self._leads = False
+        """Are others told of jobs, or is only read what they are?"""
         self._by_service: dict[str, set[str]] = {}
         """Jobs by their label jobID: those of an inference service share one."""
+        self.looks_on = asyncio.Event()
+        """Set once what is large has been read: not much is missing to lead."""
         self.ready = asyncio.Event()
         """Set once all is known, and everybody may ask."""
 
@@ -87,36 +93,47 @@ class Hub:
         """How many jobs are registered."""
         return len(self._recoveries)
 
-    async def run(self) -> None:
-        """Runs until it is cancelled. Who asks afterwards is told to come again."""
+    async def run(self, leads: asyncio.Event | None = None) -> None:
+        """Runs until it is cancelled; it only looks on until `leads` is set, if that is given. Who asks afterwards is
+        told to come again."""
         try:
-            await self._run()
+            await self._run(leads)
         finally:
             self.ready.clear()
             self._recoveries.pages.close()
 
-    async def _run(self) -> None:
+    async def _run(self, leads: asyncio.Event | None) -> None:
         self.observer.listen(self._job_changed)
         self._faults.listen(self._recoveries.faults_changed, self._labels_changed)
         async with aio.TaskGroup() as tasks:
-            caches = await self.observer.caches()
+            caches = await self.observer.large()
             for cache in caches:
                 tasks.create_task(cache.run())
+            for cache in caches:
+                await cache.synced.wait()
+            self._look()
+            tasks.create_task(self._looking())
+            self.looks_on.set()
+            if leads is not None:
+                await leads.wait()
             if self.observer.groups not in caches:
                 logger.info("there are no PodGroups: labels and annotations of jobs are on the AscendJobs")
                 tasks.create_task(self.observer.run_groups())
-            for cache in caches:
+            for cache in self.observer.small():
+                tasks.create_task(cache.run())
+            await self.observer.catch_up()
+            labelled = await self.observer.pods_labelled(FAULT_TYPE, SUB_HEALTH)
+            for cache in self.observer.small():
                 await cache.synced.wait()
             await self._summaries.start(self._kube)
             await self._faults.remember()
-            self._look()
+            self._lead()
             left = await keep.kept(self._kube, self._recoveries.pages, self._table.jobs)
             await self._faults.start()
-            self._labels_found()
+            self._labels_found(labelled)
             self._recoveries.start(tasks, self._table.jobs, left)
             self._job_infos.start(self._table.jobs)
             await self._summaries.tidy(self._kube, self._table.jobs)
-            tasks.create_task(self._looking())
             tasks.create_task(self._faults.run())
             tasks.create_task(self._labels.run())
             tasks.create_task(self._publisher.run())
@@ -154,20 +171,33 @@ class Hub:
         found = self.observer.job(uid)
         if found is None:
             gone = self._table.remove(uid)
-            if gone is not None:
+            if gone is not None and self._leads:
                 self._gone(gone)
             return
         before = self._table.jobs.get(uid)
         job, is_news = self._table.update(*found)
-        if is_news:
-            if before is None or not same_places(before, job):
-                self._faults.job(uid, job)
-                self._summaries.update(job)
-            if before is not None and before.labels.get(names.JOB_ID) != job.labels.get(names.JOB_ID):
-                self._leave_service(before)
-            if service := job.labels.get(names.JOB_ID):
-                self._by_service.setdefault(service, set()).add(uid)
-            self._recoveries.seen(job)
+        if is_news and self._leads:
+            self._tell(before, job)
+
+    def _lead(self) -> None:
+        """From now on everybody hears of jobs; now of those that were only read before."""
+        self._look()
+        self._leads = True
+        for job in self._table.jobs.values():
+            try:
+                self._tell(None, job)
+            except Exception:
+                logger.exception("job %s can't be told of", job.uid)
+
+    def _tell(self, before: Job | None, job: Job) -> None:
+        if before is None or not same_places(before, job):
+            self._faults.job(job.uid, job)
+            self._summaries.update(job)
+        if before is not None and before.labels.get(names.JOB_ID) != job.labels.get(names.JOB_ID):
+            self._leave_service(before)
+        if service := job.labels.get(names.JOB_ID):
+            self._by_service.setdefault(service, set()).add(job.uid)
+        self._recoveries.seen(job)
 
     def _gone(self, job: Job) -> None:
         self._faults.job(job.uid, None)
@@ -187,13 +217,12 @@ class Hub:
     def _labels_changed(self, labels: Mapping[str, str]) -> None:
         self._labels.want(labels, self._table.jobs.values())
 
-    def _labels_found(self) -> None:
+    def _labels_found(self, labelled: Iterable[Object]) -> None:
         """SubHealth that a ClusterD before us has written, of faults that may be over since; but not for a hot switch.
         (Separate stays with the pod.)"""
-        for job in self._table.jobs.values():
-            for pod in job.pods.values():
-                if pod.labels.get(FAULT_TYPE) == SUB_HEALTH and VOLCANO not in pod.annotations:
-                    self._labels.found(pod.uid, SUB_HEALTH)
+        for pod in labelled:
+            if VOLCANO not in (pod["metadata"].get("annotations") or {}):
+                self._labels.found(str(pod["metadata"].get("uid")), SUB_HEALTH)
         self._labels_changed(self._labels.wanted)
 
     # What services ask for: recovery.
@@ -253,7 +282,7 @@ class Hub:
     async def _find(self, job: str) -> Job | None:
         self._check()
         if job not in self._table.jobs and job:
-            await self.observer.until_job(job, JOB_PATIENCE)
+            await self.observer.until_job(job)
             self._look()
         return self._table.jobs.get(job)
 

@@ -71,6 +71,11 @@ class ClusterD:
         self.ready = asyncio.Event()
         """Set once it serves."""
 
+    @property
+    def looks_on(self) -> asyncio.Event:
+        """Set once not much is missing to lead."""
+        return self.hub.looks_on
+
     def _note(self, uid: str, note: Note) -> None:
         job = self.hub.job(uid)
         if job is not None:
@@ -88,18 +93,22 @@ class ClusterD:
             self.timeline.retain(self.hub.jobs, time.time())
             await asyncio.sleep(FORGET_SECONDS)
 
-    async def run(self) -> None:
-        """Raises OSError or ValueError if it can't listen."""
-        server = Server(self.hub, self._security)
+    async def run(self, leads: asyncio.Event | None = None) -> None:
+        """Only looks on until `leads` is set, if that is given. Raises OSError or ValueError if it can't listen."""
+        server, prepared = Server(self.hub, self._security), asyncio.Event()
         async with contextlib.AsyncExitStack() as stack:
+            hub = asyncio.ensure_future(self.hub.run(prepared))
+            stack.push_async_callback(_cancelled, hub)
+            if leads is not None:
+                await _either(leads.wait(), hub)
             await _make_namespaces(self._kube)
             starting = asyncio.ensure_future(self.timeline.start())
             stack.push_async_callback(self._close_timeline, starting)
             await asyncio.shield(starting)
             # At the end, who has lost the lead stops to act before anything else: calls under way are given their time.
             stack.push_async_callback(server.close)
-            hub = asyncio.ensure_future(self.hub.run())
             stack.push_async_callback(_cancelled, hub)
+            prepared.set()
             # Nobody is let in before it is known what was left, else reports would come too early.
             await _either(self.hub.ready.wait(), hub)
             forgetting = asyncio.ensure_future(self._forget_jobs())
@@ -113,8 +122,10 @@ class ClusterD:
 async def _either(wait: object, other: asyncio.Future[None]) -> None:
     """Until the first is done; what the second raises, if that comes first."""
     waiting = asyncio.ensure_future(wait)  # type: ignore[call-overload]
-    await asyncio.wait({waiting, other}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+    try:
+        await asyncio.wait({waiting, other}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _cancelled(waiting)
     if other.done():
         other.result()
 

@@ -63,6 +63,7 @@ async def test_services_of_jobs_that_are_gone_or_others_now_are_forgotten():
     kube = FakeKube()
     hub = ClusterD(kube, [], Security(insecure=True)).hub
     hub.observer.listen(hub._job_changed)
+    hub._lead()
     metadata = {"name": "train", "namespace": "default", "labels": {"jobID": "a"}}
     uid = (await kube.create(ASCEND_JOB, {"metadata": metadata}))["metadata"]["uid"]
 
@@ -89,6 +90,6 @@ async def test_a_job_of_a_service_is_told_of_those_in_its_namespace():
         metadata = {"name": "chat", "namespace": namespace, "labels": {"jobID": "a"}}
         uids.append((await kube.create(ASCEND_JOB, {"metadata": metadata}))["metadata"]["uid"])
     await hub.observer.jobs.refresh()
-    hub._look()
+    hub._lead()
     assert hub.jobs_of("a") == sorted(uids)
     assert [hub.jobs_of("a", uid) for uid in uids] == [[uid] for uid in uids]

@@ -21,6 +21,8 @@ ANSWER = 0.1
 """Seconds that the API server takes."""
 BEGIN = 0.5
 """That ClusterD itself has, of the 5."""
+READ = 3.0
+"""That it needs to read what is large, while another one leads."""
 PHASES = [number / 10 for number in range(12)]
 """Seconds after a renewal: more than from one to the next."""
 
@@ -30,17 +32,21 @@ class Replica:
 
     def __init__(self, cluster: FakeKube, served: list[Replica]) -> None:
         self.kube, self._served = Line(cluster), served
-        self.ready, self.port = asyncio.Event(), 1
+        self.looks_on, self.ready, self.port = asyncio.Event(), asyncio.Event(), 1
         self.made, self.trouble = 0, list[Exception]()
         options = command.parser().parse_args(["--leader-elect"])
         self.task = asyncio.create_task(command.lead(self.kube, self.make, "127.0.0.1:1", options))  # type: ignore[arg-type]
 
     def make(self) -> Replica:
+        self.looks_on.clear()
         self.ready.clear()
         self.made += 1
         return self
 
-    async def run(self) -> None:
+    async def run(self, leads: asyncio.Event) -> None:
+        await asyncio.sleep(READ)
+        self.looks_on.set()
+        await leads.wait()
         assert not self._served, "two serve"
         if self.trouble:
             raise self.trouble.pop()
@@ -88,6 +94,19 @@ async def pair(phase: float) -> tuple[Replica, Replica]:
     await asyncio.sleep(10 + phase)
     assert not second.ready.is_set()
     return first, second
+
+
+def test_who_has_not_read_what_is_large_does_not_take_the_lease() -> None:
+    async def test() -> None:
+        cluster = FakeKube()
+        replica = Replica(cluster, [])
+        await asyncio.sleep(READ - 0.1)
+        assert not cluster.objects
+        await replica.ready.wait()
+        assert cluster.objects
+        await replica.die()
+
+    virtual_time.run(test())
 
 
 @pytest.mark.parametrize("phase", PHASES)
