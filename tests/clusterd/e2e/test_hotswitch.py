@@ -31,9 +31,9 @@ def pods(chain: Chain) -> dict[str, dict[str, Any]]:
     return {each["metadata"]["name"]: each for each in found}
 
 
-def sicken(chain: Chain) -> str:
-    """The node of the second pod; its name."""
-    node = chain.node(1)
+def sicken(chain: Chain, pod: int = 1) -> str:
+    """The node of a pod; its name."""
+    node = chain.node(pod)
     chain.up.evertrain("inject", "sub-health", "--node", node)
     return node
 
@@ -122,6 +122,21 @@ def test_without_a_spare_node_sub_health_is_ignored(tmp_path: Path) -> None:
         (incident,) = chain.incidents()
     assert_called_off(incident)
     assert "no spare node" in text and text.endswith("sub-health is ignored")
+
+
+@pytest.mark.matrix
+def test_the_sub_health_of_the_first_pod_is_told_and_ignored(tmp_path: Path) -> None:
+    with running(tmp_path, "recover", labels=LABEL) as chain:
+        before = begin(chain)
+        node = sicken(chain, 0)
+        chain.until(lambda: "RecoveryCancelled" in events(chain), "word of a node that is not switched")
+        chain.to(MEANWHILE)
+        assert_undisturbed(chain, before)
+        text = events(chain)["RecoveryCancelled"]
+        (incident,) = chain.incidents()
+    assert (incident["outcome"], incident["ok"]) == ("cancelled", True), incident
+    assert "never switched" in text and text.endswith("sub-health is ignored")
+    assert {(fault["rank"], fault["node"]) for fault in incident["faults"]} == {(0, node), (1, node)}
 
 
 def events(chain: Chain) -> dict[str, str]:

@@ -12,6 +12,7 @@ from tests.clusterd.recover_states import backed_up, hot_switch, migrating, paus
 from tests.clusterd.recover_world import World, change, signal
 
 STOP_SWITCH = signal("hot-switch", "stop switch")
+NEVER = "sub-health 110001 in the first pod, which is never switched: sub-health is ignored"
 ROLLED_BACK = ("train-1", {"inHotSwitchFlow": None, "backupNewPodName": None, "needOperatorOpe": None})
 
 
@@ -175,13 +176,28 @@ def test_another_process_ends_while_the_backup_takes_over() -> None:
 def test_one_pod_after_the_other_and_never_the_first() -> None:
     world = World("recover", labels={"subHealthyStrategy": "hotSwitch"})
     world.sicken(1, 3, 5)
+    assert [note.text for note in world.notes("closed")] == [NEVER]
+    assert [each.rank for each in world.notes("opened")[0].details["faults"]] == [1]
     assert world.take() == [signal("hot-switch", "hot switch", faults={2: "1", 3: "1"})]
     run_backup(world)
     world.say(Strategies(("migration",)))
     promote(world)
     world.take()
     world.say(Status(0, "migration"))
+    assert world.outcome == "recovered", "of the first pod nothing is said again"
     assert world.take() == [signal("hot-switch", "hot switch", faults={4: "1", 5: "1"})]
+
+
+def test_the_sub_health_of_the_first_pod_is_told_and_no_reason_to_leave_others() -> None:
+    world = World("recover", labels={"subHealthyStrategy": "hotSwitch"})
+    world.sicken(1)
+    assert (world.state, world.transcript, world.outcome) == ("INIT", [], "cancelled")
+    assert world.notes("closed")[0].text == NEVER
+    world.take()
+    world.see()
+    assert world.take() == [], "it is told once"
+    world.sicken(1, 3)
+    assert world.state == "WaitNewPodState"
 
 
 def test_too_many_pods() -> None:

@@ -51,14 +51,18 @@ class HotSwitch(Main):
             return self._refuse(news, f"hot switch is not for the framework {self.config.framework or '(none)'!r}")
         if len(pods) > timing.MAX_HOT_PODS:
             return self._refuse(news, f"{len(pods)} pods are sub-healthy, too many for a hot switch")
-        if not movable:
-            self.data.handled |= {view.key(each) for each in news}
-            self._note("ignored", "the pod with rank 0 is sub-healthy; it is never switched")
-            return
-        self._switch(min(pods), [each for each in movable if each.pod == min(pods)])
+        if first := [each for each in news if each.pod == 0]:
+            self.data.handled |= {view.key(each) for each in first}
+            self._leave(first, f"sub-health {first[0].code} in the first pod, which is never switched")
+        if movable:
+            self._switch(min(pods), [each for each in movable if each.pod == min(pods)])
 
     def _refuse(self, news: list[RankFault], text: str) -> None:
         self.data.hot_off = text
+        self._leave(news, text)
+
+    def _leave(self, news: list[RankFault], text: str) -> None:
+        """As an incident that is over at once: of a note that belongs to none nobody but the log hears."""
         self._open(text, faults=news)
         self._note("closed", f"{text}: sub-health is ignored", outcome=n.CANCELLED, ok=True)
         self.data.id, self.data.origin = "", {}
