@@ -41,7 +41,8 @@ def evertrain(*arguments: str | Path) -> list[str]:
 
 def environment(folder: Path) -> dict[str, str]:
     """Nothing of the clusters that the developer works with."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "EVERTRAIN_DATA_DIR")}
+    theirs = ("KUBECONFIG", "EVERTRAIN_DATA_DIR", "EVERTRAIN_CLUSTERD_ADDR")
+    kept = {name: value for name, value in os.environ.items() if name not in theirs}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return kept | {"HOME": str(folder), "PATH": path, "EVERTRAIN_DATA_DIR": str(folder / "data")}
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     check_nodes(parser, arguments)
     if not 0 <= arguments.port <= 65535:
         parser.error("--port is between 0 and 65535")
-    if arguments.clusterd:
+    if arguments.clusterd and arguments.clusterd_addr:
         check_clusterd(parser, arguments.clusterd_addr)
     if not arguments.node_grace >= 1:
         parser.error("--node-grace is at least 1")
@@ -83,10 +83,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--clusterd-addr",
-        default=os.environ.get("EVERTRAIN_CLUSTERD_ADDR") or "127.0.0.1:8899",
+        default=os.environ.get("EVERTRAIN_CLUSTERD_ADDR") or None,
         metavar="HOST:PORT",
         help="where ClusterD serves gRPC on this machine; port 0: a free one (default: $EVERTRAIN_CLUSTERD_ADDR, else "
-        "127.0.0.1:8899)",
+        "127.0.0.1:8899, or a free port if that one is in use)",
     )
     parser.add_argument(
         "--clusterd-insecure",
@@ -155,8 +155,10 @@ def check_clusterd(parser: argparse.ArgumentParser, address: str) -> None:
 
 
 def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
+    from evertrain.embedded import clusterd
     from evertrain.embedded.cluster import Settings
 
+    address = getattr(arguments, "clusterd_addr", clusterd.FREE)  # of `evertrain run`: such clusters may be many
     return Settings(
         folder=folder,
         nodes=arguments.nodes,
@@ -165,18 +167,12 @@ def settings_of(arguments: argparse.Namespace, folder: Path) -> Settings:
         kubeconfig=getattr(arguments, "kubeconfig", None),
         port=getattr(arguments, "port", 0),
         operator=getattr(arguments, "operator", True),
-        clusterd=_clusterd_address(arguments),
+        clusterd=(address or clusterd.ADDRESS) if getattr(arguments, "clusterd", True) else "",
+        clusterd_elsewhere=address is None,
         clusterd_insecure=getattr(arguments, "clusterd_insecure", False),
         node_grace=getattr(arguments, "node_grace", 40.0),
         own_network=arguments.own_network,
     )
-
-
-def _clusterd_address(arguments: argparse.Namespace) -> str:
-    """Where nobody was asked, a free port: such clusters may be many."""
-    if not getattr(arguments, "clusterd", True):
-        return ""
-    return getattr(arguments, "clusterd_addr", "127.0.0.1:0")
 
 
 async def _up(arguments: argparse.Namespace) -> int:
@@ -237,7 +233,9 @@ def _about_clusterd(settings: Settings, clusterd: str) -> str:
     if not clusterd:
         return ""
     who = "anybody on this machine" if settings.clusterd_insecure else "whoever has a job's token"
-    return f"ClusterD leads the recovery of jobs; it serves {who} on {clusterd}.\n"
+    moved = settings.clusterd_elsewhere and clusterd != settings.clusterd
+    why = f", for {settings.clusterd} is in use" if moved else ""
+    return f"ClusterD leads the recovery of jobs; it serves {who} on {clusterd}{why}.\n"
 
 
 async def _detach(argv: Sequence[str], folder: Path) -> int:

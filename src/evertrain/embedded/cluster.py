@@ -89,6 +89,8 @@ class Settings:
     operator: bool = True
     clusterd: str = clusterd.FREE
     """Where ClusterD serves, HOST:PORT on the loopback interface; empty: there is none."""
+    clusterd_elsewhere: bool = False
+    """If that port is in use, any other will do."""
     clusterd_insecure: bool = False
     """It asks nobody for a token."""
     node_grace: float = 40.0
@@ -264,7 +266,9 @@ class Cluster:
         if not self.settings.clusterd:
             await clusterd.leave(kube)
             return None
-        place = await clusterd.take_place(kube, self.settings.clusterd, fabric)
+        place = await clusterd.take_place(
+            kube, self.settings.clusterd, fabric, elsewhere=self.settings.clusterd_elsewhere
+        )
         self._stack.callback(place.close)
         self.clusterd = place.address
         self._environment = place.environment()

@@ -73,13 +73,13 @@ class Place:
             each.close()
 
 
-async def take_place(kube: Kube, address: str, fabric: Fabric | None = None) -> Place:
-    """Binds the sockets, and has the Service say so. Raises Unusable."""
+async def take_place(kube: Kube, address: str, fabric: Fabric | None = None, *, elsewhere: bool = False) -> Place:
+    """Binds the sockets, and has the Service say so. `elsewhere`: if the port is in use, another. Raises Unusable."""
     host, port = split(address)
     service = await _service(kube)
     where = str(service["spec"]["clusterIP"])
     here = (host,) if fabric is not None else (host, where)
-    sockets = _bind_free(*here) if port == 0 else _bind(port, *here)
+    sockets = _bind_free(*here) if port == 0 else _bind(port, *here, elsewhere=elsewhere)
     if fabric is not None:
         sockets = (*sockets, await fabric.listen(where, sockets[0].getsockname()[1]))
     place = Place(sockets, host, where, sockets[0].getsockname()[1])
@@ -115,12 +115,14 @@ async def _service(kube: Kube) -> Object:
         return await kube.get(SERVICE, names.CLUSTERD_SERVICE, names.CLUSTERD_NAMESPACE)
 
 
-def _bind(port: int, host: str, *more: str) -> tuple[socket.socket, ...]:
+def _bind(port: int, host: str, *more: str, elsewhere: bool) -> tuple[socket.socket, ...]:
     try:
         return _sockets(port, host, *more)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise Unusable(f"ClusterD can't serve on port {port}: {error.strerror}") from None
+        if elsewhere:
+            return _bind_free(host, *more)
         raise Unusable(
             f"port {port} of {host} is in use, perhaps by ClusterD of another cluster on this machine; end that one, "
             f"or name another place with --clusterd-addr ({FREE}: any free port), or do without: --no-clusterd"

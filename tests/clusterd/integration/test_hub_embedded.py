@@ -19,7 +19,7 @@ from evertrain.kube.port import ASCEND_JOB, CONFIG_MAP, POD, SECRET, SERVICE, No
 from tests.clusterd.hub import PATIENCE
 from tests.operator.acjobs import ascend_job, replica
 from tests.operator.cluster import until
-from tests.ports import free_ports
+from tests.ports import free_port, free_ports
 
 TRAINING = Path(__file__).parents[1] / "training.py"
 
@@ -101,6 +101,15 @@ async def test_the_port_of_another_cluster_is_named(tmp_path: Path):
                 pass
     text = str(refused.value)
     assert f"port {port} of 127.0.0.1 is in use" in text and "--clusterd-addr" in text and "--no-clusterd" in text
+
+
+async def test_a_port_that_nobody_asked_for_gives_way_to_another_cluster(tmp_path: Path):
+    address = f"127.0.0.1:{free_port()}"
+    async with running(tmp_path / "first", clusterd=address, clusterd_elsewhere=True) as (first, _):
+        assert first.clusterd == address
+        async with running(tmp_path / "second", clusterd=address, clusterd_elsewhere=True) as (second, kube):
+            service = await kube.get(SERVICE, "clusterd-grpc-svc", "mindx-dl")
+            assert service["metadata"]["annotations"]["evertrain.dev/address"] == second.clusterd != address
 
 
 async def test_who_comes_while_it_is_started_again_waits(tmp_path: Path):

@@ -79,7 +79,8 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(user:
             folder = user.folder / f"cluster-{number}"
             folder.mkdir()
             user.owns(folder)
-            ups.append(Up(folder, "--clusterd-addr", "127.0.0.1:0", program=user.program))
+            ups.append(Up(folder, program=user.program))
+        ups[1].wait_for_line(r"serves .* on 127\.0\.0\.1:\d+, for 127\.0\.0\.1:8899 is in use", 60)
         for up in ups:
             for name in ("one", "two"):
                 start(up, script, name)
@@ -97,6 +98,10 @@ def test_two_clusters_with_two_jobs_each_on_the_same_port_at_the_same_time(user:
             json.loads(up.kubectl("get", "nodes", "-o", "json").stdout)["items"][0]["spec"]["podCIDR"] for up in ups
         }
         assert len(ranges) == 2, "each has addresses of its own"
+        for up in ups:
+            uid = up.get("acjob", "one")["metadata"]["uid"]
+            refused = up.evertrain("switch-nic", "one", "--node", "node-0", "--dev", "0", "--op", "true", check=False)
+            assert f"job:{uid} is not registered" in refused.stderr, "it is the job's own ClusterD that is asked"
         slow = ups[0].evertrain("node", "slow", "node-1", "--delay", "5ms", "--loss", "0.1%", check=False)
         if slow.returncode == 0:
             assert slow.stdout == "node-1 is delayed by 5ms; losing 0.1%\n"
