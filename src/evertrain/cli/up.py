@@ -29,6 +29,10 @@ MOST_NODES = 1000
 MOST_NPUS = 64
 START_PATIENCE, END_PATIENCE = 60.0, 10.0
 READY = b"ready\n"
+WITHOUT_CLUSTERD = (
+    "Without ClusterD nobody recovers jobs or takes pods off a lost node, whatever fault-scheduling says; "
+    "`evertrain clusterd` beside this cluster does.\n"
+)
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
@@ -231,7 +235,7 @@ A cluster of {settings.text()} runs. To use it:
 
 def _about_clusterd(settings: Settings, clusterd: str) -> str:
     if not clusterd:
-        return ""
+        return WITHOUT_CLUSTERD
     who = "anybody on this machine" if settings.clusterd_insecure else "whoever has a job's token"
     moved = settings.clusterd_elsewhere and clusterd != settings.clusterd
     why = f", for {settings.clusterd} is in use" if moved else ""

@@ -174,8 +174,11 @@ async def test_up_without_it_and_it_alone_beside(tmp_path: Path):
     try:
         assert up.stdout is not None
         async with aio.timeout(PATIENCE):
+            said = b""
             while b"ends it and its pods" not in (line := await up.stdout.readline()):
                 assert line and b"ClusterD leads" not in line
+                said += line
+        assert b"Without ClusterD nobody recovers jobs" in said, "what that costs"
         alone = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "evertrain.cli", "clusterd", "--insecure", "--listen", "127.0.0.1:0",
             "--kubeconfig", str(tmp_path / "kubeconfig"), stdout=asyncio.subprocess.PIPE,

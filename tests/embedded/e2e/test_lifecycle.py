@@ -189,6 +189,38 @@ def test_the_job_of_a_lost_node_is_run_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("scheduling", ["force", "grace"])
+def test_the_pods_of_a_lost_node_start_elsewhere_and_nothing_is_run_twice(tmp_path: Path, scheduling: str) -> None:
+    """Its object stays: nobody has to delete it. When the node is back, it finds its old pods gone."""
+    up = Up(tmp_path, "--nodes", "3", "--node-grace", "10")
+    try:
+        started = tmp_path / "started"
+        labels = f'    fault-scheduling: "{scheduling}"'
+        command = f"echo $HOSTNAME >> {started}; exec sleep 600"
+        up.kubectl("apply", "-f", "-", stdin=small_job("job", command, npus=8, labels=labels))
+        up.kubectl("wait", "--for=condition=Running", "acjob/job", "--timeout=200s")
+        first = {each["metadata"]["uid"] for each in up.get("pods")["items"]}
+        node = up.get("pod", "job-worker-0")["spec"]["nodeName"]
+        up.evertrain("node", "stop", node)
+
+        def runs_anew(item: Any) -> bool:
+            return item["metadata"]["uid"] not in first and item["status"].get("phase") == "Running"
+
+        for pod in ("job-master-0", "job-worker-0"):  # nothing says that one of them could start alone
+            assert up.until(runs_anew, "pod", pod)["spec"]["nodeName"] != node
+        before = {each["metadata"]["uid"] for each in up.get("pods")["items"]}
+        up.evertrain("node", "start", node)
+        up.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=200s")
+        pods = up.get("pods")["items"]
+        assert {each["metadata"]["uid"] for each in pods} == before
+        assert all(each["spec"]["nodeName"] != node for each in pods)
+        assert sorted(started.read_text().split()) == ["job-master-0"] * 2 + ["job-worker-0"] * 2
+        up.kubectl("delete", "acjob", "job")
+    finally:
+        assert up.end() == 0
+
+
+@pytest.mark.matrix
 def test_the_operator_alone_is_killed_and_another_one_goes_on(tmp_path: Path) -> None:
     up = Up(tmp_path, "--no-operator")
     operators: list[subprocess.Popen[bytes]] = []
