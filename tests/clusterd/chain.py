@@ -42,13 +42,14 @@ class Job:
         *,
         labels: str = "",
         annotations: str = "",
+        run_policy: str = "",
         start: str = START,
         script: Path = PACED,
         **environment: str,
     ) -> None:
         """`start` is the script of a pod, and `script` what its processes run."""
         self.folder, self.strategies, self.environment = folder, strategies, environment
-        self.labels, self.annotations = labels, annotations
+        self.labels, self.annotations, self.run_policy = labels, annotations, run_policy
         self.script = script
         self.image, self.scheduler, self.visible = "local", "volcano", tuple[Path, ...]()
         """Folders of this machine that containers see; pods of the embedded cluster see all of it."""
@@ -96,6 +97,7 @@ metadata:
 spec:
   schedulerName: {self.scheduler}
   runPolicy:
+{self.run_policy}
     schedulingPolicy:
       minAvailable: 2
       queue: default
@@ -372,6 +374,7 @@ def running(
     *options: str,
     labels: str = "",
     annotations: str = "",
+    run_policy: str = "",
     start: str = START,
     script: Path = PACED,
     program: Sequence[str] = (),
@@ -380,7 +383,7 @@ def running(
     """`options` are those of `evertrain up`, `program` is started instead of `evertrain`."""
     up = Up(folder, *NODES, "--clusterd-addr", "127.0.0.1:0", *options, program=program)
     try:
-        more = {"labels": labels, "annotations": annotations, "start": start}
+        more = {"labels": labels, "annotations": annotations, "run_policy": run_policy, "start": start}
         chain = Chain(up, Job(folder / "job", strategies, script=script, **more, **environment))
         with explained(chain):
             yield chain

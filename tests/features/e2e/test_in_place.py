@@ -19,15 +19,18 @@ ONCE = START.replace("--max_restarts 32767", "--max_restarts 1")
 UNSAID = START.replace(" --max_restarts 32767", "")
 TWICE = (f"--fault={FAULT_STEP}:3:kill", f"--fault={FAULT_STEP + 3}:2:kill")
 """Two processes of one pod, one after the other."""
+ENDS_ALL = "    cleanPodPolicy: Running"
 TOLD = "more faults in this container than --max_restarts 1 allows"
 
 
 def test_one_fault_more_than_max_restarts_ends_the_training(tmp_path: Path) -> None:
-    with running(tmp_path, "recover-in-place", start=ONCE) as chain:
+    """And the job: its other pod ends and frees its chips, if its policy is that of the examples."""
+    with running(tmp_path, "recover-in-place", start=ONCE, run_policy=ENDS_ALL) as chain:
         begin(chain, *TWICE)
         chain.pace.allow(STEPS)
         chain.comes_to("Failed")
         first, second = chain.incidents(2)
+        chain.up.kubectl("wait", "--for=delete", f"pod/{PODS[0]}", "--timeout=200s")
         (ended,) = chain.up.get("pod", PODS[1])["status"]["containerStatuses"]
         result = chain.result()
         assert TOLD in result.outputs[1] and TOLD not in result.outputs[0]

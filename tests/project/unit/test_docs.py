@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from evertrain.cli.demo.features import FEATURES, Feature
 from evertrain.cli.demo.recorded import PHASES
@@ -88,6 +89,12 @@ def test_every_fault_kind_and_phase_is_described() -> None:
     text = (ROOT / "docs/faults-and-recovery.md").read_text()
     for word in (*faultspec.KINDS, *faultspec.PHASES):
         assert f"`{word}`" in text, word
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda file: str(file.parent.name))
+def test_a_job_of_the_examples_that_has_failed_keeps_no_chips(file: Path) -> None:
+    (job,) = [each for each in yaml.safe_load_all(file.read_text()) if each["kind"] == "AscendJob"]
+    assert job["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
 
 
 @pytest.mark.parametrize("file", ["docs/mindio.md", "examples/resumable/train.py"])
