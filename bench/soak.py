@@ -34,8 +34,9 @@ from evertrain import aio
 from evertrain.cli.demo.features import BROKEN_CHIP, SUPER_POD
 from evertrain.cli.demo.training import RANKS
 from evertrain.cli.running import CommandError
-from evertrain.clusterd.recover.names import DUMP
+from evertrain.clusterd.recover import names as n
 from evertrain.clusterd.timeline.incident import Incident
+from evertrain.embedded.cluster import CannotStart
 from evertrain.kube.port import Object
 
 EXAMPLE, SCRIPT = "fallback/job.yaml", Path(__file__).with_name("soak_train.py")
@@ -62,6 +63,9 @@ KINDS = {
 are orders."""
 INCIDENTS = {"switch-nic": 2}
 """Which there are at least, where it is more than one: links are switched there and back."""
+STRATEGIES = (n.RETRY, n.IN_PLACE, n.RECOVER, n.DUMP, n.HOT_SWITCHES)
+"""Each has to succeed with one of the faults, as soon as there are as many as kinds."""
+COLUMNS = (n.RECOVERED, n.FELL_BACK, n.CANCELLED, n.FAILED)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,25 @@ def plan(seed: int, faults: int) -> list[Fault]:
     ]
 
 
+def succeeded(incident: Incident) -> bool:
+    """Whether what was decided last has done what it is for. An end can be good without: a hot switch that is called
+    off, a job that was started again as a whole meanwhile, or without the last checkpoint."""
+    if incident.fallbacks and incident.fallbacks[-1].taken != incident.decision:
+        return False
+    if incident.decision == n.DUMP:  # all start again, and have been told to: it ends as a fallback
+        return incident.ok and incident.phases[-1].name == n.PHASES[n.RESCHEDULING]
+    return incident.ok and incident.outcome == n.RECOVERED
+
+
+def column(incident: Incident) -> str:
+    """What became of the strategy that was tried first."""
+    if not incident.ok:
+        return n.FAILED
+    if incident.outcome == n.CANCELLED:
+        return n.CANCELLED
+    return n.RECOVERED if succeeded(incident) and not incident.fallbacks else n.FELL_BACK
+
+
 @dataclass
 class Result:
     incidents: list[Incident] = field(default_factory=list)
@@ -107,11 +130,17 @@ class Result:
     @property
     def explained(self) -> int:
         """Steps that may have been done again: the one under way whenever all started again from a last checkpoint."""
-        return sum(incident.decision == DUMP for incident in self.incidents)
+        return sum(incident.decision == n.DUMP for incident in self.incidents)
+
+    @property
+    def missing(self) -> list[str]:
+        """Strategies that never succeeded, although there was a fault for each."""
+        worked = {incident.decision for incident in self.incidents if succeeded(incident)}
+        return [] if self.faults < len(KINDS) else [name for name in STRATEGIES if name not in worked]
 
     @property
     def ok(self) -> bool:
-        good = not self.failure and all(incident.ok for incident in self.incidents)
+        good = not self.failure and not self.missing and all(incident.ok for incident in self.incidents)
         return good and self.repeated <= self.explained
 
     @property
@@ -254,14 +283,15 @@ def _show(result: Result, seed: int) -> None:
     phases: dict[str, list[float]] = {}
     for incident in result.incidents:
         first = incident.fallbacks[0].left if incident.fallbacks else incident.decision or incident.cause
-        how = "fell back" if incident.fallbacks and incident.ok else "recovered" if incident.ok else "failed"
-        outcomes.setdefault(first, Counter())[how] += 1
+        outcomes.setdefault(first, Counter())[column(incident)] += 1
         for name, took in incident.durations:
             phases.setdefault(name, []).append(took)
         phases.setdefault("total", []).append(incident.total_ms)
-    print(f"{'strategy':24} recovered  fell back  failed")
+    print(f"{'strategy':24}" + "".join(f"{name:>11}" for name in COLUMNS))
     for name, counts in sorted(outcomes.items()):
-        print(f"{name[:24]:24} {counts['recovered']:9} {counts['fell back']:10} {counts['failed']:7}")
+        print(f"{name[:24]:24}" + "".join(f"{counts[each]:11}" for each in COLUMNS))
+    if result.missing:
+        print(f"NEVER SUCCEEDED: {', '.join(result.missing)}")
     print(f"\n{'phase':24}   n   p50 ms   p99 ms")
     for name, times in phases.items():
         print(f"{name[:24]:24} {len(times):3} {percentile(times, 0.5):8.0f} {percentile(times, 0.99):8.0f}")
@@ -285,7 +315,11 @@ def main() -> int:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evertrain-soak-")))
         folder.mkdir(parents=True, exist_ok=options.keep is None)
         logging.basicConfig(filename=folder / "cluster.log")
-        result = aio.run(_main(folder, plan(options.seed, options.faults)))
+        try:
+            result = aio.run(_main(folder, plan(options.seed, options.faults)))
+        except CannotStart as error:
+            print(f"no cluster could be started: {error}", file=sys.stderr)
+            return 1
     _show(result, options.seed)
     if options.json:
         options.json.write_text(json.dumps([incident.record() for incident in result.incidents], indent=1) + "\n")
