@@ -22,6 +22,10 @@ fi
 # In an image whose torchrun has the documents' line in it, this is not needed.
 torchrun() { python -c 'import taskd.python.adaptor.patch, torch.distributed.run as run; run.main()' "$@"; }
 
+# For the communication library of NPUs; without them it is not there, and nobody reads these.
+export HCCL_OP_RETRY_ENABLE="L0:0, L1:1, L2:1" # it runs an operator again first, between servers and super pods
+export HCCL_ASYNC_ERROR_HANDLING=0             # and leaves the process to whoever recovers it
+
 DISTRIBUTED_ARGS="--nproc_per_node 2 --nnodes 2 --node_rank $RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT --max_restarts 32767"
 torchrun $DISTRIBUTED_ARGS --log_dir "$output_dir/torchrun" "$script" --dir "$output_dir" "$@"
 code=$?
