@@ -54,7 +54,8 @@ RAISED = ("uce", "network", "error", "broken")
 LINKS = "eth0,eth1"
 NOT_THE_FIRST = ("sub-health", "cut")
 """The pod with the manager is not hot switched (docs/hot-switching.md). If it is cut off, nobody is left who could tell
-ClusterD, and it takes the cluster 5 minutes to give the pod up. All else happens to it as to any other."""
+ClusterD, which replaces it after two and a half minutes; that is too late for a job with the times of the example
+(docs/cluster.md). All else happens to it as to any other."""
 KINDS = {
     "kill": 6, "stop": 2, "uce": 4, "network": 4, "error": 2, "chip": 2, "node": 1, "cut": 1, "sub-health": 2,
     "broken": 1, "switch-nic": 2, "stress-test": 2,
