@@ -196,6 +196,11 @@ class Job:
         with open(self.directory / f"steps.{rank}", "a") as file:
             file.write(line)
 
+    def record_time(self) -> None:
+        """When a step was done, for whoever wants to compare it with what is said of a recovery."""
+        with open(self.directory / f"times.{self.rank}", "a") as file:
+            file.write(f"{self.step} {time.time():.3f}\n")
+
     def complete_record(self, rank: int) -> None:
         """The last step of a process that died may not be on record, although all have done it with its share."""
         doing, record = self.directory / f"doing.{rank}", self.directory / f"steps.{rank}"
@@ -379,7 +384,8 @@ def train(shards: Shards, job: Job) -> Shards:
             tft.tft_start_updating_os()
             shards.update(gradient[:-1])
             job.step += 1
-            job.record(line, job.rank)  # the next line may not return: it raises if all are being stopped
+            job.record(line, job.rank)
+            job.record_time()  # the next line may not return: it raises if all are being stopped
             tft.tft_end_updating_os(job.step)
 
             if place == 0:

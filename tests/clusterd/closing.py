@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 from tests.taskd.jobs import Result
 
 ALL = (0, 1, 2, 3)
+HALTS = ("stop", "pause", "get ready")
+"""Phases at whose end training halts."""
 
 
 def assert_whole(
@@ -22,6 +25,7 @@ def assert_whole(
     assert_kept_processes(result, *kept)
     for incident in incidents:
         assert_adds_up(incident)
+        assert_halted(result, incident)
 
 
 def assert_told(
@@ -40,6 +44,22 @@ def assert_adds_up(incident: dict[str, Any]) -> None:
     assert incident["closed"] and incident["cause"] and incident["end"], incident
     assert sum(phase["ms"] for phase in incident["phases"]) == incident["total_ms"] > 0, incident
     assert incident["phases"][0]["phase"] == "detect", incident
+
+
+def assert_halted(result: Result, incident: dict[str, Any]) -> None:
+    """No step was done while training halts by the phases: from when it has been stopped or paused until the last
+    phase, in which it goes on. Phases alone add up whatever they tell; the ranks note the times of their steps
+    themselves, by a clock that on one machine is that of ClusterD."""
+    opened = datetime.strptime(incident["opened"], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc)
+    began, halted = round(opened.timestamp() * 1000), False
+    assert result.times and began > min(result.times), "steps before the fault"
+    for phase in incident["phases"][:-1]:
+        ended = began + phase["ms"]
+        if halted and phase["phase"] not in (*HALTS, "smaller"):
+            done = [at for at in result.times if began < at < ended]
+            assert not done, f"{phase} lasted from {began} to {ended}, and steps were done at {done}: {incident}"
+        halted = halted or phase["phase"] in HALTS
+        began = ended
 
 
 def assert_kept_processes(result: Result, *ranks: int) -> None:

@@ -51,6 +51,8 @@ class Result:
     steps: dict[int, list[Any]]
     events: dict[int, list[tuple[str, int]]]
     outputs: list[str] = field(repr=False)
+    times: list[int] = field(default_factory=list, repr=False)
+    """When the ranks had done their steps, in milliseconds, by their own clock."""
 
     def explain(self) -> str:
         return "\n".join(f"--- pod {node}\n{text[-5000:]}" for node, text in enumerate(self.outputs))
@@ -112,7 +114,8 @@ def read_result(folder: Path, codes: list[int]) -> Result:
         rank: [(name, int(pid)) for name, pid in (line.rsplit(" ", 1) for line in lines(f"events.{rank}"))]
         for rank in range(4)
     }
-    return Result(codes, results, steps, events, outputs)
+    times = [round(float(line.split()[1]) * 1000) for rank in range(4) for line in lines(f"times.{rank}")]
+    return Result(codes, results, steps, events, outputs, times)
 
 
 class TwoPods:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from evertrain.cli import manifest
-from evertrain.cli.demo import cutting, links, main, manifests, play, processes, proof, recorded
+from evertrain.cli.demo import clocks, cutting, links, main, manifests, play, processes, proof, recorded
 from evertrain.cli.demo.evidence import Evidence, Pod, Verdict
 from evertrain.cli.demo.features import FEATURES, Feature
 from evertrain.cli.demo.proof import Outcome, Step
@@ -155,7 +155,8 @@ def incident(decision: str = "recover", *, ok: bool = True, fallbacks: tuple[str
 
 
 def evidence(**changes: Any) -> Evidence:
-    good = Evidence([incident()], [MASTER, WORKER], [MASTER, MOVED], {0: 1, 1: 1, 2: 2, 3: 2}, 0, [], [])
+    processes = {0: 1, 1: 1, 2: 2, 3: 2}
+    good = Evidence([incident()], [MASTER, WORKER], [MASTER, MOVED], processes, 0, [], [], [900, 1020, 1600], 990)
     return replace(good, **changes)
 
 
@@ -180,10 +181,11 @@ def evidence(**changes: Any) -> Evidence:
         (evidence().restarted(2, 3), True),
         (evidence().restarted(3), False),
         (evidence().restarted(), False),
-        (evidence().without_gaps(), True),
-        (evidence(incidents=[incident(), replace(incident(), opened_ms=999)]).without_gaps(), False),
-        (evidence(incidents=[replace(incident(), closed=False)]).without_gaps(), False),
-        (evidence(incidents=[]).without_gaps(), False),
+        (evidence().timed(), True),
+        (evidence(incidents=[replace(incident(), closed=False)]).timed(), False),
+        (evidence(incidents=[replace(incident(), updated_ms=1000)]).timed(), False),
+        (evidence(incidents=[]).timed(), False),
+        (evidence(incidents=[incident(), incident()]).timed(), True),
         (evidence(repeated=1).did_again(0), False),
         (evidence(repeated=1).did_again(1), True),
         (evidence().saved_one_checkpoint(), False),
@@ -200,6 +202,42 @@ def evidence(**changes: Any) -> Evidence:
 )
 def test_what_is_promised_is_true_or_not(judged: Verdict, good: bool) -> None:
     assert judged[1] == good, judged
+
+
+SOON, LATE = 1500 + clocks.MARGIN_MS, 1500 + clocks.MARGIN_MS + 1
+"""After the end of the incident."""
+OVERSTATED = replace(incident(), updated_ms=1500 + LATE)
+SWITCHED = replace(incident("hotSwitch"), updated_ms=9000)
+RESTARTED = replace(incident("dump"), outcome="fell back")
+
+
+@pytest.mark.parametrize(
+    ("told", "happened_ms", "done", "after", "good"),
+    [
+        (incident(), None, [900, 1600, 1700], 1600, True),
+        (incident(), 950, [900, 1000, 1600], 1600, True),  # a step that was under way
+        (incident(), None, [900, 1490, 1640], 1490, True),  # ClusterD heard a little later that they are through
+        (incident(), None, [900, SOON], SOON, True),
+        (incident(), None, [900, LATE], LATE, False),
+        (incident(), None, [900], None, False),
+        (OVERSTATED, None, [900, 1500, *range(1600, 9000, 100)], 1500, False),
+        (RESTARTED, None, [900, LATE], LATE, True),  # processes that all start again take their time
+        (replace(RESTARTED, updated_ms=OVERSTATED.updated_ms), None, [900, 1500, 1600], 1500, False),
+        (SWITCHED, None, [*range(900, 8500, 100), 9100], 9100, True),
+        (SWITCHED, None, [*range(900, 8500, 100), 9000 + LATE], 9000 + LATE, False),
+    ],
+)
+def test_training_goes_on_when_an_incident_is_over_by_the_clock_of_its_steps(
+    told: Incident, happened_ms: int | None, done: list[int], after: int | None, good: bool
+) -> None:
+    assert clocks.next_step(told, happened_ms, done) == after
+    assert clocks.agree(told, after) is good
+
+
+def test_both_clocks_are_shown() -> None:
+    text, good = evidence(done=[900, 1750]).timed()
+    assert good
+    assert text == "the phases add up to 510 ms; by the training's own clock its next step was done after 760 ms"
 
 
 def test_the_phases_of_an_incident_add_up_from_the_moment_of_the_fault() -> None:
@@ -259,3 +297,16 @@ def test_the_connections_between_two_processes_are_cut_and_no_others() -> None:
         assert cutting.cut([os.getpid()], [other.pid]) == 2
         assert other.communicate("\n")[0] == "b''\n"
         assert [each.recv(1) for each in here] == [b""] * 4
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_only_what_was_cut_from_here_has_a_moment(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it may not, the training script has a fault of its own, of which nobody here knows the moment."""
+    demo = play.Play(FEATURES["online-recovery"], SimpleNamespace(), tmp_path, Screen(), 60, 1.0)  # type: ignore[arg-type]
+    demo._job = SimpleNamespace(process_outside=lambda rank: rank)  # type: ignore[assignment]
+    monkeypatch.setattr(cutting, "cut", lambda some, others: count)
+    assert demo.cut((0, 1), (2, 3)) == count
+    assert (demo._happened_ms is not None) is bool(count)
+    assert ("connections can't be cut here" in capsys.readouterr().out) is (count == 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusterd.chain import Chain, running
-from tests.clusterd.closing import assert_kept_processes, assert_told
+from tests.clusterd.closing import assert_kept_processes, assert_told, assert_whole
 from tests.embedded.up import needs_kubectl
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 
@@ -36,8 +36,7 @@ def test_a_killed_process_is_replaced_in_its_pod(tmp_path: Path) -> None:
         result = chain.ends()
         assert chain.uids() == pods
         (incident,) = chain.incidents()
-    assert_same_end(result)
-    assert_kept_processes(result, 0, 1, 2)
+    assert_whole(result, [incident], kept=[0, 1, 2])
     assert_told(incident, "recover-in-place", {3})
 
 

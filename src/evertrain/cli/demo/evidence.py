@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from evertrain.cli.demo import clocks
+
 if TYPE_CHECKING:
     from evertrain.clusterd.timeline.incident import Incident
 
@@ -36,6 +38,10 @@ class Evidence:
     checkpoints: Sequence[str]
     links: Sequence[str]
     """Over which the traffic went, one after the other."""
+    done: Sequence[int]
+    """When each step of each rank was done, in order, in milliseconds by the clock of the timeline."""
+    happened_ms: int | None
+    """When something was broken from here, by the same clock."""
 
     def decided(self, strategy: str, times: int = 1) -> Verdict:
         taken = [incident.decision for incident in self.incidents if incident.ok]
@@ -89,12 +95,24 @@ class Evidence:
         text = f"only rank {names} has a new process" if len(ranks) == 1 else f"only ranks {names} have new processes"
         return text, found == set(ranks)
 
-    def without_gaps(self) -> Verdict:
-        """Of the time of each incident, no millisecond is missing."""
-        good = all(
-            each.closed and sum(took for _, took in each.durations) == each.total_ms > 0 for each in self.incidents
-        )
-        return "the phases of each incident add up to its total", good and bool(self.incidents)
+    def timed(self) -> Verdict:
+        """The record of each incident, and the training's own clock."""
+        said, seen, good = [], [], bool(self.incidents)
+        for incident in self.incidents:
+            happened = self.happened(incident)
+            began = incident.opened_ms if happened is None else happened
+            after = clocks.next_step(incident, happened, self.done)
+            good = good and incident.closed and incident.total_ms > 0 and clocks.agree(incident, after)
+            said.append(str(incident.updated_ms - began))
+            seen.append("none" if after is None else str(after - began))
+        recorded, own = (" and ".join(times) for times in (said, seen))
+        text = f"the phases add up to {recorded} ms; by the training's own clock its next step was done after {own} ms"
+        return text, good
+
+    def happened(self, incident: Incident) -> int | None:
+        """When the fault was made, if it is known: that of the incidents from then on."""
+        known = self.happened_ms is not None and incident.opened_ms >= self.happened_ms
+        return self.happened_ms if known else None
 
     def did_again(self, most: int) -> Verdict:
         return f"steps that had to be done again: {self.repeated or 'none'}", self.repeated <= most

@@ -179,8 +179,10 @@ class Play:
     def cut(self, some: Sequence[int], others: Sequence[int]) -> int:
         """What connects these ranks with those, as a network does it that breaks. How many connections there were: none
         if other processes' may not be touched here."""
-        self._happened_ms = milliseconds(time.time())
+        now = milliseconds(time.time())
         count = cutting.cut(*([self._job.process_outside(rank) for rank in ranks] for ranks in (some, others)))
+        if count:
+            self._happened_ms = now
         told = " and ".join(", ".join(map(str, ranks)) for ranks in (some, others))
         text = f"{count} connections are cut" if count else "connections can't be cut here"
         self._screen.event(bold(text) + f"   between ranks {told}")
@@ -239,13 +241,22 @@ class Play:
     # --- the end
 
     def _judge(self, calm: Training, incidents: Sequence[Incident]) -> int:
+        evidence = Evidence(
+            incidents,
+            self._pods,
+            self._job.pods(),
+            {rank: len(had) for rank, had in self._job.processes.items()},
+            self._job.outcome().repeated(),
+            sorted(file.name for file in self._job.output.glob("iter_*")),
+            self._links,
+            self._job.times(),
+            self._happened_ms,
+        )
         self._screen.heading("3. What ClusterD recorded.")
-        happened = self._happened_ms
         for number, incident in enumerate(incidents):
             if number:
                 self._screen.line()
-            known = happened is not None and incident.opened_ms >= happened
-            for line, counts in recorded.lines(incident, happened if known else None):
+            for line, counts in recorded.lines(incident, evidence.happened(incident)):
                 self._screen.line(bold(line) if counts else line)
         bound = self._feature.loss_within
         if bound is None:
@@ -259,16 +270,7 @@ class Play:
         for line in lines:
             self._screen.line(line)
         self._screen.line()
-        evidence = Evidence(
-            incidents,
-            self._pods,
-            self._job.pods(),
-            {rank: len(had) for rank, had in self._job.processes.items()},
-            self._job.outcome().repeated(),
-            sorted(file.name for file in self._job.output.glob("iter_*")),
-            self._links,
-        )
-        verdicts = [*self._feature.judge(evidence), evidence.without_gaps(), (claim, same)]
+        verdicts = [*self._feature.judge(evidence), evidence.timed(), (claim, same)]
         for text, good in verdicts:
             self._screen.line(("yes  " if good else bold("NO   ")) + text)
         if all(good for _, good in verdicts):

@@ -19,7 +19,7 @@ from evertrain.cli.demo.proof import Outcome, Step
 from evertrain.cli.demo.screen import Screen
 from evertrain.cli.following import Follower
 from evertrain.cli.running import CommandError
-from evertrain.clusterd.timeline.incident import Incident
+from evertrain.clusterd.timeline.incident import Incident, milliseconds
 from evertrain.kube.port import Object
 
 POLL = 0.05
@@ -129,6 +129,11 @@ class Training(Follower):
         file = self.output / f"steps.{rank}"
         lines = file.read_text().splitlines() if file.exists() else []
         return [Step(number, tuple(samples), loss) for number, samples, loss, _ in map(json.loads, lines)]
+
+    def times(self) -> list[int]:
+        """When the ranks had done their steps, in order; by the clock of the timeline."""
+        lines = [line for file in self.output.glob("times.*") for line in file.read_text().splitlines()]
+        return sorted(milliseconds(float(line.split()[1])) for line in lines)
 
     # --- what happens, as it is told
 
