@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusterd.chain import running
+from tests.clusterd.chain import PACED, running
 from tests.clusterd.closing import assert_told, assert_whole
 from tests.clusterd.e2e.test_chain import BROKEN_CHIP, FAULT_STEP, begin
 from tests.embedded.up import needs_kubectl
+from tests.features.e2e.test_dump import EVERY
 from tests.taskd.e2e.test_chain import STEPS
+from tests.taskd.e2e.test_flows_failing import FAILING
 
 pytestmark = needs_kubectl
 
@@ -68,3 +70,20 @@ def test_without_a_spare_node_the_survivors_save_a_checkpoint(tmp_path: Path) ->
     assert_told(incident, "dump", {2, 3}, "fell back")
     ((left, taken, why),) = ((each["from"], each["to"], each["reason"]) for each in incident["fallbacks"])
     assert (left, taken) == ("recover", "dump") and "the replacements found no place" in why, incident
+
+
+@pytest.mark.matrix
+def test_a_last_checkpoint_that_can_not_be_saved_leaves_the_one_before(tmp_path: Path) -> None:
+    failing = {"FAILS": "save_ckpt:1", "FAILS_IN": str(PACED)}
+    with running(tmp_path, "dump", script=FAILING, **failing) as chain:
+        begin(chain, f"--fault={FAULT_STEP}:3:kill", f"--checkpoint-every={EVERY}")
+        chain.pace.allow(STEPS)
+        result = chain.ends()
+        (incident,) = chain.incidents()
+        assert (chain.job.folder / "failed.save_ckpt").exists()
+        assert not (chain.job.work / f"iter_{FAULT_STEP:07d}").exists()
+    assert_whole(result, [incident], kept=[], again_from=EVERY + 1)
+    assert result.steps[0][EVERY : FAULT_STEP + 1].count(result.steps[0][EVERY]) == 2, "repeated from the last one"
+    assert_told(incident, "dump", {3}, "fell back", all_phases=False)
+    ((left, taken, why),) = ((each["from"], each["to"], each["reason"]) for each in incident["fallbacks"])
+    assert (left, taken) == ("dump", "exit") and "no checkpoint was written" in why, incident

@@ -1,4 +1,7 @@
-"""The example, in which a callback of one rank fails, once in the job: FAILS=clean:3."""
+"""A training, in which a callback of one rank fails, once in the job: FAILS=clean:3.
+
+It is the example, unless FAILS_IN names another one.
+"""
 
 import functools
 import os
@@ -9,6 +12,7 @@ from mindio_ttp import framework_ttp as tft
 
 CALLBACK, RANK = os.environ["FAILS"].split(":")
 REGISTER = f"tft_register_{CALLBACK}_handler"
+SCRIPT = os.environ.get("FAILS_IN", str(Path(__file__).parents[4] / "examples" / "resumable" / "train.py"))
 _register = getattr(tft, REGISTER)
 
 
@@ -28,4 +32,4 @@ def _register_failing(callback):
 
 if __name__ == "__main__":
     setattr(tft, REGISTER, _register_failing)
-    runpy.run_path(str(Path(__file__).parents[4] / "examples" / "resumable" / "train.py"), run_name="__main__")
+    runpy.run_path(SCRIPT, run_name="__main__")
