@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusterd.chain import NAME, Chain, running
+from tests.clusterd.chain import NAME, PODS, Chain, running
 from tests.clusterd.closing import assert_told, assert_whole
+from tests.clusterd.e2e.test_chain import BROKEN_CHIP
 from tests.embedded.networks import needs_networks
 from tests.embedded.up import evertrain, needs_kubectl
 from tests.features.e2e.test_online import NETWORK
@@ -27,6 +28,8 @@ TWO_NODES = ("--own-network", "--nodes", "2", "--node-label", "accelerator-type=
 CLIENT = ROOT / "examples" / "resumable" / "link-failover" / "switch_nic.py"
 NODES = ("node-0", "node-1")
 PRIMARY, BACKUP = "nic0", "nic1"
+BOTH = tuple(f"--node={node}" for node in NODES)
+CHIPS = "huawei.com/Ascend910"
 LINKS = 'export TASKD_NICS="eth0,eth1"\n'
 STEP_BYTES = 4 * 5313
 """Of the gradients of a step. What MindIO and TaskD say to each other, always by the primary link, is far less."""
@@ -70,9 +73,13 @@ MOVED = ["detect", "pause", "switch links", "continue"]
 
 
 @contextlib.contextmanager
-def training(folder: Path, strategies: str = "recover", *options: str, **environment: str) -> Iterator[Chain]:
-    """By the first NIC of each node, until the test moves it."""
+def training(
+    folder: Path, strategies: str = "recover", *options: str, without: str = "", **environment: str
+) -> Iterator[Chain]:
+    """By the first NIC of each node, until the test moves it; on nodes `without` these chips."""
     with running(folder, strategies, *TWO_NODES, *options, start=LINKS + START, **environment) as chain:
+        if without:
+            chain.up.evertrain("inject", "chip", BROKEN_CHIP, *BOTH, "--chip", without)
         chain.start(f"--steps={STEPS}", "--taskd")
         chain.to(2)
         assert used(chain) == {PRIMARY}
@@ -101,13 +108,31 @@ def test_traffic_moves_to_the_other_nic_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
+def test_traffic_of_the_chips_that_the_document_names_moves(tmp_path: Path) -> None:
+    """Its first two pairs of examples, with nodes of 16 chips, of which those pods have that are named."""
+    with training(tmp_path, "recover", "--npus", "16", without="1-7,9-15") as chain:
+        for name in PODS:
+            assert chain.up.get("pod", name)["metadata"]["annotations"][CHIPS] == "Ascend910-0,Ascend910-8"
+        for dev, op, nics in (
+            ("[device0, device8]", "[true, true]", {BACKUP}),
+            ("[device0, device8]", "[false, false]", {PRIMARY}),
+            ("[device0]", "[true]", {PRIMARY, BACKUP}),
+            ("[device0]", "[false]", {PRIMARY}),
+        ):
+            code, said = switch(chain, *BOTH, "--dev", dev, "--op", op)
+            assert code == 0 and "switch nic finish" in said, said
+            assert used(chain) == nics, (dev, op)
+        assert ends_well(chain, 4) == [MOVED] * 4
+
+
+@pytest.mark.matrix
 def test_the_first_device_of_each_node_moves_and_the_others_stay(tmp_path: Path) -> None:
     """The document's second pair of examples."""
     with training(tmp_path) as chain:
-        code, said = switch(chain, "--node", "node-0", "--node", "node-1", "--dev", "device0", "--op", "true")
+        code, said = switch(chain, *BOTH, "--dev", "device0", "--op", "true")
         assert code == 0 and said.count("device 0 to the backup link") == 2, said
         assert used(chain) == {PRIMARY, BACKUP}
-        code, said = switch(chain, "--node", "node-0", "--node", "node-1", "--dev", "device0", "--op", "false")
+        code, said = switch(chain, *BOTH, "--dev", "device0", "--op", "false")
         assert code == 0 and said.count("device 0 to the primary link") == 2, said
         assert used(chain) == {PRIMARY}
         assert ends_well(chain, 2) == [MOVED] * 2
@@ -122,7 +147,7 @@ def test_a_nic_without_a_cable_takes_no_traffic(tmp_path: Path) -> None:
         assert used(chain) == {PRIMARY}, "and training goes on"
 
         chain.up.evertrain("node", "join", "node-0")
-        code, said = switch(chain, "--node", "node-0", "--node", "node-1", "--dev", "[device0,device1]", "--op", "true")
+        code, said = switch(chain, *BOTH, "--dev", "[device0,device1]", "--op", "true")
         assert code == 0 and "switch nic finish" in said, said
         assert used(chain) == {BACKUP}
 
