@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 GOING_ON = ("", "hotSwitch", "elastic-training")
 """Decisions, none for an order, during which steps are done."""
-MARGIN_MS = 2000
+MARGIN_MS = 3000
 """For the step that is the first to be done again, and for the report that the ranks are through: a step of the demo
 is made to take as long as 1 s, and a machine may have other things to do."""
 
