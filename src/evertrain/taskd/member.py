@@ -9,7 +9,7 @@ import uuid as uuids
 from collections.abc import Callable, Mapping
 
 from evertrain.taskd import frames
-from evertrain.taskd.codes import MANAGER, AckCode
+from evertrain.taskd.codes import AGENT, MANAGER, AckCode
 from evertrain.taskd.frames import Body
 from evertrain.taskd.net.background import Background, shared
 from evertrain.taskd.net.node import Node
@@ -75,9 +75,9 @@ class Member:
 
     async def deliver(self, body: Body, tries: int = _TRIES) -> bool:
         """As `send`, in the loop."""
-        uuid = str(uuids.uuid4())
+        uuid, mtype = str(uuids.uuid4()), "DEFAULT" if self._node.own.role == AGENT else "default"
         for left in reversed(range(tries)):
-            code = await self._node.send(TO_MANAGER, body.encode(), mtype="DEFAULT", uuid=uuid)
+            code = await self._node.send(TO_MANAGER, body.encode(), mtype=mtype, uuid=uuid)
             if code == AckCode.OK:
                 return True
             log.log(

@@ -499,5 +499,5 @@ async def test_who_is_sent_away_at_once_comes_back_less_and_less_often(
     ]
 
 
-async def nobody(message: Message) -> int:
-    return 0
+async def nobody(message: Message) -> Ack:
+    return Ack()

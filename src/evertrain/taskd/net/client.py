@@ -48,13 +48,13 @@ _OPTIONS = [
 
 
 class Client:
-    """`received` gets what comes down and returns the code to confirm it with."""
+    """`received` gets what comes down and returns what confirms it."""
 
     def __init__(
         self,
         own: Position,
         address: str,
-        received: Callable[[Message], Awaitable[int]],
+        received: Callable[[Message], Awaitable[Ack]],
         paths: Callable[[], list[list[Position]]],
         security: Security,
     ) -> None:
@@ -170,12 +170,11 @@ class Client:
     async def _handle(self, stream: Any, lock: asyncio.Lock, message: Message) -> None:
         """Beside the next ones: a member below that is slow to confirm holds nobody else up."""
         try:
-            code = await self._received(message)
+            ack = await self._received(message)
         except Exception as error:
             log.error("%s: message %s: %s: %s", self._own, message.header.uuid, type(error).__name__, str(error))
-            code = AckCode.NET_ERROR
+            ack = self._nack(message, AckCode.NET_ERROR)
         if message.header.sync:
-            ack = Ack(uuid=message.header.uuid, code=code, src=as_message(self._own))
             try:
                 async with lock:
                     await stream.write(ack)

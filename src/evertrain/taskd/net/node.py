@@ -76,8 +76,8 @@ class Node:
     async def _from_below(self, message: Message) -> Ack:
         return await self._route(message)
 
-    async def _from_above(self, message: Message) -> int:
-        return int((await self._route(message, from_above=True)).code)
+    async def _from_above(self, message: Message) -> Ack:
+        return await self._route(message, from_above=True)
 
     def _paths(self) -> list[list[Position]]:
         if self.server is None:
@@ -135,9 +135,9 @@ class Node:
     async def _send_down(self, message: Message, way: Down) -> Ack:
         assert self.server is not None
         if not way.broadcast:
-            return self._ack(message, await self.server.send(way.hops[0], message))
+            return await self.server.send(way.hops[0], message)
         message.header.sync = False
-        codes = [await self.server.send(hop, message) for hop in way.hops]
+        codes = [(await self.server.send(hop, message)).code for hop in way.hops]
         return self._ack(message, max(codes))
 
     def _refuse(self, message: Message, refusal: Refusal) -> Ack:

@@ -55,7 +55,8 @@ class _Member:
         """It has registered and its stream is on its way. What it says on another way may be there before."""
         self._opened = asyncio.Event()
         self.outgoing: asyncio.Queue[Message | None] = asyncio.Queue()
-        self.acks: dict[str, asyncio.Future[int]] = {}
+        self.acks: dict[str, asyncio.Future[Ack | None]] = {}
+        """By message; None if the stream has broken before it was confirmed."""
 
     def begin(self) -> int:
         """A new stream takes over; the one before ends."""
@@ -84,7 +85,7 @@ class _Member:
         self.outgoing.put_nowait(None)
         for ack in self.acks.values():
             if not ack.done():
-                ack.set_result(AckCode.SEND_LOST)
+                ack.set_result(None)
 
 
 class Server:
@@ -220,7 +221,7 @@ class Server:
             async for ack in acks:
                 waiting = member.acks.get(ack.uuid)
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(ack.code)
+                    waiting.set_result(ack)
         except grpc.RpcError:
             pass
         finally:
@@ -233,30 +234,31 @@ class Server:
     async def _fail(self, context: Any, reason: str) -> None:
         await context.abort(grpc.StatusCode.UNKNOWN, reason)
 
-    def _ack(self, uuid: str) -> Ack:
-        return Ack(uuid=uuid, code=AckCode.OK, src=as_message(self._own))
+    def _ack(self, uuid: str, code: int = AckCode.OK) -> Ack:
+        return Ack(uuid=uuid, code=code, src=as_message(self._own))
 
     # What we say to them.
 
-    async def send(self, hop: Position, message: Message) -> int:
-        """Write to the stream of `hop`; if the message is to be confirmed, wait for that."""
-        member = self._members.get(hop)
+    async def send(self, hop: Position, message: Message) -> Ack:
+        """Write to the stream of `hop`; if the message is to be confirmed, wait for that. The ack is its receiver's, or
+        ours if there is none."""
+        uuid, member = message.header.uuid, self._members.get(hop)
         if member is None or not await member.is_open():
-            return AckCode.NO_STREAM
+            return self._ack(uuid, AckCode.NO_STREAM)
         if member.outgoing.qsize() >= MAX_WAITING:
-            return AckCode.BUFFER_BUSY
+            return self._ack(uuid, AckCode.BUFFER_BUSY)
         if not message.header.sync:
             member.outgoing.put_nowait(message)
-            return AckCode.OK
-        uuid = message.header.uuid
+            return self._ack(uuid)
         confirmed = asyncio.get_running_loop().create_future()
         member.acks[uuid] = confirmed
         member.outgoing.put_nowait(message)
         try:
             async with aio.timeout(ACK_WAIT):
-                return int(await confirmed)
+                ack = await confirmed
+            return self._ack(uuid, AckCode.SEND_LOST) if ack is None else ack
         except TimeoutError:
-            return AckCode.ACK_LOST
+            return self._ack(uuid, AckCode.ACK_LOST)
         finally:
             if member.acks.get(uuid) is confirmed:
                 del member.acks[uuid]
