@@ -18,6 +18,8 @@ FAULT_NODES_EXIT, HOT_SWITCH, PRE_EXIT = "faultNodesExit", "hot-switch", "preExi
 PAUSE_START, CONTINUE_START = "pauseStartAgent", "continueStartAgent"
 
 IN_PLACE = "recover-in-place"
+FAULT_NODES_LEAVE = "fault_nodes_exit"
+"""An action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,11 @@ Order = ToAgent | ToWorker | ToController | NicReply | StressReply | End
 
 
 def exit_agents(nodes: Iterable[int], signal: Signal | None = None) -> list[Order]:
+    """Of the actions of a signal, a message has only that which it carries out."""
     extension = None
     if signal is not None:
-        extension = {"SignalType": signal.type, "Actions": _texts(signal.actions)}
+        own = [action for action in signal.actions if action == FAULT_NODES_LEAVE]
+        extension = {"SignalType": signal.type, "Actions": _texts(own or signal.actions)}
         if signal.type == KILL_MASTER:
             extension[frames.REASON] = signal.extra
     body = frames.body(ACTION, Code.EXIT_AGENT, "", extension)

@@ -74,7 +74,7 @@ class Signals:
                     orders.append(ToController(action, signal.faults, timeout=signal.timeout))
                 case "change_strategy":
                     orders.append(ToController(action, strategy=signal.strategy, params=signal.extra))
-                case "fault_nodes_exit":
+                case o.FAULT_NODES_LEAVE:
                     orders += o.exit_agents(signal.nodes, signal)
                 case "fault_nodes_restart":
                     orders += o.restart_workers(signal.nodes, signal.faults)
@@ -89,7 +89,7 @@ class Signals:
         if signal.strategy in PLAIN_STRATEGIES:
             return [change], ""
         if signal.strategy in SCALING:
-            leaving = o.exit_agents(signal.nodes, signal) if "fault_nodes_exit" in signal.actions else []
+            leaving = o.exit_agents(signal.nodes, signal) if o.FAULT_NODES_LEAVE in signal.actions else []
             return [ToController("change_strategy", strategy=signal.strategy, params=signal.extra), *leaving], ""
         if signal.strategy == "recover":
             if signal.extra == o.IN_PLACE:
