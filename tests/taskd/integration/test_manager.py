@@ -55,12 +55,13 @@ class Job:
         self.workers: list[Node] = []
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Job]:
+    async def running(self, members: int | None = None) -> AsyncIterator[Job]:
+        """With so many of its nodes; all, if nothing is said."""
         self.manager = Manager(self.config)
         self.task = asyncio.ensure_future(self.manager.run())
         await asyncio.wait_for(self.manager.listening.wait(), 90)
         try:
-            for node in range(self.nodes):
+            for node in range(self.nodes if members is None else members):
                 await self.add(node)
             yield self
         finally:
