@@ -87,7 +87,7 @@ async def test_a_training_that_has_not_begun_can_not_be_stopped(tmp_path: Path) 
     async with led(tmp_path / "job", script=UNREADY) as job:
         await job.begins()
         request = await job.expect("ReportProcessFault")
-        assert [each.rankId for each in request.faultRanks] == ["3"]
+        assert [each.rankId for each in request.faultRanks] == ["3"], f"{request}\n{job.explain()}"
         job.clusterd.say("stopTrain", "stop_train", faults={3: 1})
         stopped = await job.expect("ReportStopComplete")
         assert stopped.status.code == 404, f"{stopped}\n{job.explain()}"
