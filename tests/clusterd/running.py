@@ -286,13 +286,19 @@ class Training:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, security: Security = OPEN) -> AsyncIterator[Running]:
-    async with cluster(folder) as server:
-        kube = server.client()
-        clusterd = ClusterD(kube, ["127.0.0.1:0"], security, timeline=folder / "timeline.db")
-        try:
-            async with background(clusterd.run), contextlib.AsyncExitStack() as stack:
-                async with aio.timeout(PATIENCE):
-                    await clusterd.ready.wait()
-                yield Running(server, clusterd, f"127.0.0.1:{clusterd.port}", folder, stack)
-        finally:
-            await kube.close()
+    async with cluster(folder) as server, leading(server, folder, security) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def leading(server: Cluster, folder: Path, security: Security = OPEN) -> AsyncIterator[Running]:
+    """On a cluster that others may have led before."""
+    kube = server.client()
+    clusterd = ClusterD(kube, ["127.0.0.1:0"], security, timeline=folder / "timeline.db")
+    try:
+        async with background(clusterd.run), contextlib.AsyncExitStack() as stack:
+            async with aio.timeout(PATIENCE):
+                await clusterd.ready.wait()
+            yield Running(server, clusterd, f"127.0.0.1:{clusterd.port}", folder, stack)
+    finally:
+        await kube.close()

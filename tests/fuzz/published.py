@@ -1,4 +1,5 @@
-"""What nobody should publish about nodes and faults: texts that are nearly right, of every kind that ClusterD reads.
+"""What nobody should publish: texts that are nearly right, of every kind that ClusterD or noded reads, what they have
+written themselves among them.
 
 Half of them are damaged in their meaning: any value at any place, and the CheckCode of what came of it, so that it is
 read and believed. The others are damaged in their bytes.
@@ -10,6 +11,14 @@ import json
 import random
 from typing import Any
 
+from evertrain.clusterd.faults import outputs
+from evertrain.clusterd.keep import Record
+from evertrain.clusterd.recover import events
+from evertrain.clusterd.recover.names import STATES
+from evertrain.clusterd.recover.state import Data, Fresh
+from evertrain.clusterd.recover.state import encode as encode_state
+from evertrain.clusterd.resched import reasons
+from evertrain.faultcodes import overrides
 from evertrain.wire.faultinfo import (
     ChipFault,
     DeviceInfo,
@@ -65,6 +74,31 @@ TABLE = {"status": "completed", "version": "1.0", "server_count": "1", "server_l
     {"device": [{"device_id": "0", "device_ip": "1.1.1.1", "rank_id": "0"}], "server_id": "1.1.1.1",
      "container_ip": "2.2.2.2"}], "super_pod_list": [
          {"super_pod_id": "0", "server_list": [{"server_id": "1.1.1.1"}]}]}  # fmt: skip
+
+
+EFFECTS: tuple[events.Effect, ...] = (
+    events.WriteReset("fault", (0, 1), recovery="1"), events.WriteReset("restartAllProcess", recovery="1"),
+    events.PatchGroup({"a": "b"}, {"ProcessRecoverStatus": None}), events.PatchPod("pod", "a", {"fault-type": None}),
+    events.ReplacePods(("a",), "so it is"), events.IsolateNode("n0", "so it is"), events.Note("closed", "so"),
+)  # fmt: skip
+RESET = {"RankList": [{"RankId": 0, "LogicId": 0, "Status": "fault", "Policy": "empty", "ErrorCode": [1]}],
+         "UpdateTime": 1, "RetryTime": 0, "FaultFlushing": False, "GracefulExit": 0}  # fmt: skip
+INJECTED = [
+    {"kind": "chip", "code": "80E18402", "chip": 0, "since": NOW, "until": NOW + 1, "level": "SeparateNPU"},
+    {"kind": "node", "code": "2C000031", "device": "CPU", "id": 1, "note": "so it is"},
+    {"kind": "switch", "code": "[0x08520003,na,L2,na]", "chip": 0, "port": 3},
+]
+LEVEL_FILES: dict[str, Any] = {
+    overrides.CHIP_FILE: {"NotHandleFaultCodes": ["80E01801"], "SeparateNPUCodes": ["80E18402"],
+                          "PreSeparateNPUNetworkCodes": ["81078603"]},
+    overrides.SWITCH_FILE: {"NotHandleFaultCodes": ["[0x08520003,na,L2,na]"], "SeparateFaultCodes": []},
+    overrides.RULES_FILE: {
+        "FaultFrequency": [{"EventId": ["80C98002"], "TimeWindow": 86400, "Times": 2, "FaultHandling": "SeparateNPU"}],
+        "FaultDuration": [{"EventId": ["81078603"], "FaultTimeout": 20, "RecoverTimeout": 60,
+                           "FaultHandling": "PreSeparateNPU"}]},
+    overrides.NODE_FILE: {"FaultTypeCode": {"NotHandleFaultCodes": ["0100000D"], "PreSeparateFaultCodes": ["0000001D"],
+                                            "SeparateFaultCodes": ["2C000031"]}},
+}  # fmt: skip
 
 
 class Damage:
@@ -137,6 +171,47 @@ class Damage:
 
     def table(self) -> str:
         return self.damaged(json.dumps(TABLE))
+
+    def record(self, job: str) -> str:
+        """What is kept of a recovery."""
+        pick = self.random
+        state = Data(
+            state=pick.choice(sorted(STATES)), id="1", began=NOW / 1000, cause="so it is", uuid="u", clock=NOW / 1000,
+            until=pick.choice((None, 0.0, NOW / 1000)), faults={0: "0", 1: "1"}, pods={0: "a"}, origin={0: "a", 1: "b"},
+            hardware={0: True}, unreported={1}, handled={"x"}, labelled={"pod": "a"}, must_exit={0}, replaced={"a"},
+            offered=["retry"], decided=pick.choice(("", "retry", "recover", "dump")), fresh={0: Fresh("a", 1.0)},
+            order=pick.choice(("", "", "nic", "stress")), nics={0: True}, stress={0: (1, 2)},
+        )  # fmt: skip
+        record = Record(job, encode_state(state), tuple(pick.sample(EFFECTS, 2)), state.order, ("so",))
+        return self.damaged(record.encode(NOW).decode())
+
+    def reasons(self, job: str) -> str:
+        text = reasons.recorded("", job, [("unhealthy", "pod-0", "n0", "0")], NOW / 1000, 0.0)
+        assert text is not None
+        return self.damaged(text)
+
+    def report(self, node: str) -> tuple[str, str]:
+        """One of ClusterD's reports for schedulers, and its name."""
+        name, entry = self.random.choice(
+            (
+                ("cluster-info-device-7", outputs.device_entry(node, self.devices())),
+                ("cluster-info-switch-7", outputs.switch_entry(node, self.switch())),
+            )
+        )
+        return name, self.damaged("{" + entry + "}")
+
+    def reset(self) -> dict[str, str]:
+        return {"reset.json": self.damaged(json.dumps(RESET)), "checkCode": self.random.choice(("", "0" * 64, "é"))}
+
+    def trace(self) -> str:
+        return self.damaged(json.dumps({"CommunicationOperator": "on", "Step": "off"}))
+
+    def injected(self) -> str:
+        return self.damaged(json.dumps(INJECTED))
+
+    def levels(self) -> dict[str, str]:
+        """Of fault codes: what the two ConfigMaps of administrators have, by file."""
+        return {file: self.damaged(json.dumps(content)) for file, content in LEVEL_FILES.items()}
 
     # Damage.
 

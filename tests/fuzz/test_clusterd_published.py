@@ -1,9 +1,10 @@
-"""Whatever is published about nodes and faults, and whatever clients say: ClusterD neither breaks nor stops working.
+"""Whatever is published about nodes, faults and recoveries, and whatever clients say: ClusterD neither breaks nor stops
+working, and begins again with whatever it finds.
 
-6 000 texts through the fault centre and 300 through a whole ClusterD as part of the tests, always the same; a tenth of
-EVERTRAIN_FUZZ_FRAMES (100 000 with `make fuzz`), always new ones, if that asks for more. A whole ClusterD is also asked
-300 things, or a tenth as many as there are texts; its services alone are sent 2 000 damaged requests, and 100 000, by
-tests/clusterd/integration/test_services_damaged.py.
+6 000 texts through the fault centre as part of the tests, always the same; a tenth of EVERTRAIN_FUZZ_FRAMES (100 000
+with `make fuzz`), always new ones, if that asks for more. A whole ClusterD is given 300 texts, finds 120 at its starts,
+and is asked 300 things; together as many as go through the fault centre if there are more. Its services alone are sent
+2 000 damaged requests, and 100 000, by tests/clusterd/integration/test_services_damaged.py.
 """
 
 from __future__ import annotations
@@ -11,35 +12,45 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evertrain import aio
+from evertrain.clusterd import keep, pages, traces
+from evertrain.clusterd.faults import outputs
 from evertrain.clusterd.faults.centre import FaultCentre
 from evertrain.clusterd.faults.outputs import ClusterInfo
 from evertrain.clusterd.jobs.globaltable import BadTable, assemble, read_table
+from evertrain.clusterd.resched import reasons
 from evertrain.clusterd.services import faultmsg
 from evertrain.faultcodes import overrides
 from evertrain.faultcodes.table import shipped
 from evertrain.kube.port import CONFIG_MAP, ApiError, Kube, NotFound
+from evertrain.noded import injected
+from evertrain.noded.faults import decode as decode_fault
+from evertrain.noded.faults import encode as encode_fault
+from evertrain.noded.tables import tables
 from evertrain.wire import faultinfo
 from tests.clusterd.client import Client
 from tests.clusterd.faultworld import START, World, chip, device_data, make_job
-from tests.clusterd.running import Running, running
+from tests.clusterd.running import Running, Training, leading, running
 from tests.fuzz.answers import Known, documented, is_right
-from tests.fuzz.published import PUBLIC, Damage
+from tests.fuzz.published import CODES, NOW, PUBLIC, Damage
 from tests.fuzz.requests import Requests
 from tests.fuzz.targets import Growth
 from tests.fuzz.test_frames import FRAMES as ASKED
 from tests.fuzz.test_frames import MAX_GROWTH, SEED
+from tests.operator.cluster import cluster
 
 TEXTS = ASKED // 10 if ASKED > 20_000 else 6_000
 OBJECTS = TEXTS // 20
 """That go through a whole ClusterD."""
-ASKED_OF_ALL = max(300, TEXTS // 10)
+ROUNDS, A_ROUND = max(3, TEXTS // 1000), 40
+"""How often a ClusterD begins with what it finds, and how much of that is new."""
+ASKED_OF_ALL = max(300, TEXTS - OBJECTS - ROUNDS * A_ROUND) if ASKED > 20_000 else 300
 PATIENCE = 60.0
 
 pytestmark = pytest.mark.timeout(300 + TEXTS // 50)
@@ -88,8 +99,8 @@ def test_whatever_is_published() -> None:
         if damage.random.random() < 0.02:
             world.centre.process_report("b", {damage.random.randrange(-1, 9): damage.random.choice("012x")}, world.now)
         result = world.look()
-        for pages in info.update(result, world.now).values():
-            assert not pages or json.loads(pages) is not None
+        for text in info.update(result, world.now).values():
+            assert not text or json.loads(text) is not None
         for job, faults in result.changed.items():
             assert faultmsg.signal(job, faults.devices).SerializeToString()
         if number % 500 == 499:
@@ -157,7 +168,7 @@ def test_rank_tables_of_services() -> None:
 # A whole ClusterD.
 
 
-async def put(kube: Kube, namespace: str, name: str, labels: dict[str, str], data: dict[str, str]) -> bool:
+async def put(kube: Kube, namespace: str, name: str, labels: Mapping[str, str], data: Mapping[str, str]) -> bool:
     """Whether the API server takes it."""
     try:
         try:
@@ -245,6 +256,59 @@ async def test_a_whole_clusterd(tmp_path: Path) -> None:
         assert not clusterd.clusterd.timeline.incidents(training.uid), f"seed {SEED}"
         await public_faults_are_taken(client)
         await recovers(clusterd, client, signals, training)
+
+
+async def leave(kube: Kube, damage: Damage, jobs: Sequence[Training]) -> bool:
+    """What ClusterD reads of what it has written, for one of these jobs or for none."""
+    pick = damage.random
+    job = pick.choice(jobs)
+    uid = pick.choice((job.uid, job.uid, "nobody"))
+    match pick.randrange(8):
+        case 0 | 1 | 2:
+            data = {keep.TEXT: damage.record(uid)}
+            return await put(kube, "default", keep.PREFIX + uid, {pages.LABEL: "true"}, data)
+        case 3:
+            data = {each: damage.record(each) for each in (uid, "somebody")}
+            return await put(kube, "default", f"{pages.PREFIX}{pick.randrange(3)}", {pages.LABEL: "true"}, data)
+        case 4:
+            data = {reasons.KEY: damage.reasons(f"default/{job.name}")}
+            return await put(kube, reasons.NAMESPACE, reasons.NAME, {}, data)
+        case 5:
+            name, text = damage.report(f"fuzz-{pick.randrange(20)}")
+            return await put(kube, outputs.NAMESPACE, name, outputs.LABELS, {name: text})
+        case 6:
+            return await put(kube, "default", f"reset-config-{job.name}", {"reset": "true"}, damage.reset())
+        case _:
+            data = {traces.KEY: damage.trace()}
+            return await put(kube, "default", traces.PREFIX + job.name, traces.LABELS, data)
+
+
+async def test_whatever_it_finds_when_it_begins(tmp_path: Path) -> None:
+    """Half of it, that is; the other half comes while it leads. A job that is new recovers each time."""
+    damage, jobs, taken = Damage(SEED), list[Training](), 0
+    async with cluster(tmp_path) as server:
+        for number in range(ROUNDS + 1):
+            for _ in range(A_ROUND // 2 if jobs else 0):
+                taken += await leave(server.kube, damage, jobs[-3:])
+            async with leading(server, tmp_path) as clusterd:
+                training = await clusterd.train(f"job-{number}")
+                for _ in range(A_ROUND // 2 if jobs else 0):
+                    taken += await leave(server.kube, damage, jobs[-3:])
+                client, signals = await training.join()
+                await recovers(clusterd, client, signals, training)
+            jobs.append(training)
+    assert taken > ROUNDS * A_ROUND // 3
+
+
+def test_what_noded_reads() -> None:
+    damage = Damage(SEED)
+    for _ in range(TEXTS // 10):
+        faults, _ = injected.read({"data": {injected.KEY: damage.injected()}}, NOW)
+        assert [decode_fault(encode_fault(fault), NOW) for fault in faults] == faults, f"seed {SEED}"
+        files = damage.levels()
+        codes, _ = tables(files, files)
+        for code in CODES:
+            assert isinstance(codes.chip.get(code, ""), str), f"seed {SEED}"
 
 
 async def ask(client: Client, requests: Requests, known: Known) -> None:
