@@ -95,6 +95,7 @@ def annotated(**wanted: str | None) -> Callable[[Object], bool]:
 
 
 OLD = "bert-worker-0"
+SOON = 0.5
 
 
 async def switching(clusterd: Running) -> tuple[Training, Client, Signals]:
@@ -128,6 +129,12 @@ async def paused(clusterd: Running) -> tuple[Training, Client, Signals, str]:
 
 async def migrating(clusterd: Running) -> tuple[Training, Client, Signals, str]:
     training, client, signals, name = await paused(clusterd)
+    await migrate(training, client, signals, name)
+    return training, client, signals, name
+
+
+async def migrate(training: Training, client: Client, signals: Signals, name: str) -> None:
+    """The old pod goes, and the backup takes its place."""
     training.let_go = False
     assert (await client.can("migration"))[0] == 0
     wanted = annotated(needVolcanoOpe="delete")
@@ -137,7 +144,6 @@ async def migrating(clusterd: Running) -> tuple[Training, Client, Signals, str]:
     await training.kube.patch(POD, name, "default", patch)
     training.let_go = True
     assert await signals.next() == change("migration")
-    return training, client, signals, name
 
 
 async def test_hot_switch(tmp_path: Path) -> None:
@@ -202,3 +208,28 @@ async def test_training_that_does_not_go_on_with_the_new_pod_is_rescheduled(tmp_
         before = await training.uids()
         assert (await client.went("migration", code))[0] == 0
         await job_is_stopped(training, before, name)
+
+
+@pytest.mark.parametrize("silent", ["pause", "old pod", "migration"])
+async def test_a_hot_switch_of_which_nothing_more_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    async with running(tmp_path) as clusterd:
+        training, client, signals = await switching(clusterd)
+        before = await training.uids()
+        if silent == "pause":
+            monkeypatch.setattr(timing, "REPORT", SOON)
+        name = await backup(training)
+        assert await signals.next() == Signal("hot-switch", ("new pod running",))
+        if silent == "old pod":
+            monkeypatch.setattr(timing, "OLD_POD", SOON)
+            training.let_go = False
+            assert (await client.can("migration"))[0] == 0
+            await pod_is(training, "bert-master-0", lambda item: item["labels"].get("fault-type") == "SubHealth")
+            training.let_go = True
+        if silent == "migration":
+            monkeypatch.setattr(timing, "REPORT", SOON)
+            before[1] = str((await training.kube.get(POD, name, "default"))["metadata"]["uid"])
+            await migrate(training, client, signals, name)
+        await job_is_stopped(training, before, name)
+        assert len(signals.transcript) == (3 if silent == "migration" else 2)

@@ -29,8 +29,8 @@ async def platform_job(clusterd: Running) -> tuple[Training, Client, Signals]:
     return training, client, signals
 
 
-async def stopped(clusterd: Running, strategy: str, faults: dict[int, int]) -> tuple[Training, Client, Signals]:
-    """Up to where the platform has to confirm the faults."""
+async def wanted(clusterd: Running, strategy: str, faults: dict[int, int]) -> tuple[Training, Client, Signals]:
+    """Up to where training stops, for the platform has said what it wants."""
     training, client, signals = await platform_job(clusterd)
     assert (await client.fault(faults))[0] == 0
     first = asyncio.ensure_future(signals.next())
@@ -38,6 +38,12 @@ async def stopped(clusterd: Running, strategy: str, faults: dict[int, int]) -> t
     await training.annotate_group(ProcessRecoverStrategy=strategy)
     told = {str(rank): str(kind) for rank, kind in faults.items()}
     assert await first == Signal("stopTrain", STOP, faults=told)
+    return training, client, signals
+
+
+async def stopped(clusterd: Running, strategy: str, faults: dict[int, int]) -> tuple[Training, Client, Signals]:
+    """Up to where the platform has to confirm the faults."""
+    training, client, signals = await wanted(clusterd, strategy, faults)
     assert (await client.stopped(0, faults))[0] == 0
 
     async def confirmed() -> bool:
@@ -118,4 +124,28 @@ async def test_a_platform_that_says_nothing_is_not_waited_for_for_ever(
         assert (await client.fault({2: 1}))[0] == 0
         signal = await signals.next()
         assert signal is not None and (signal.strategy, signal.extra) == ("exit", "dump_exit")
+        await training.ended()
+
+
+async def test_a_platform_that_does_not_confirm_the_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as clusterd:
+        training, client, signals = await wanted(clusterd, "recover", {2: 1})
+        monkeypatch.setattr(timing, "PLATFORM", 0.5)
+        assert (await client.stopped(0, {2: 1}))[0] == 0
+        signal = await signals.next()
+        assert signal is not None and (signal.strategy, signal.extra) == ("exit", "dump_exit")
+        await training.ended()
+
+
+async def test_a_platform_that_writes_no_rank_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it wants is not possible, and it wants nothing else."""
+    async with running(tmp_path) as clusterd:
+        training, client, signals = await stopped(clusterd, "recover", {2: 1})
+        await training.annotate_group(ProcessResultFault="2:1")
+        signal = await signals.next()
+        assert signal is not None and signal.type == "globalFault"
+        monkeypatch.setattr(timing, "PLATFORM", 0.5)
+        assert (await client.can("recover", "dump", "exit"))[0] == 0
+        signal = await signals.next()
+        assert signal is not None and signal.strategy == "exit"
         await training.ended()

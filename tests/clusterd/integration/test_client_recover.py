@@ -326,3 +326,42 @@ async def test_elastic_that_fails_is_followed_by_dump(
         assert signal is not None and (signal.strategy, signal.extra) == ("exit", DUMP_EXIT)
         training.spares = 10
         await training.ended()
+
+
+@pytest.mark.parametrize("silent", ["isolated", "larger"])
+async def test_elastic_of_which_nothing_more_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    monkeypatch.setattr(timing, "RESCHEDULE", 1.0)
+    async with running(tmp_path) as clusterd:
+        training, client, signals = await smaller(clusterd)
+        monkeypatch.setattr(timing, "REPORT", 0.5)
+        if silent == "isolated":
+            assert (await client.went("downgrade", 201, isolate=[2, 3, 4, 5]))[0] == 0
+            assert await signals.next() == Signal("faultNodesExit", ("fault_nodes_exit",), nodes=("2",))
+        else:
+            assert (await client.went("downgrade"))[0] == 0
+        training.spares = 10
+        if silent == "larger":
+            signal = await signals.next()
+            assert signal is not None and signal.strategy == "upgrade"
+        signal = await signals.next()
+        assert signal is not None and (signal.strategy, signal.extra) == ("exit", DUMP_EXIT)
+        await training.ended()
+
+
+async def test_elastic_that_can_not_grow_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "RESCHEDULE", 1.0)
+    async with running(tmp_path) as clusterd:
+        training, client, signals = await smaller(clusterd)
+        assert (await client.went("downgrade"))[0] == 0
+        training.spares = 10
+        signal = await signals.next()
+        assert signal is not None and signal.strategy == "upgrade"
+        assert (await client.went("upgrade", 499))[0] == 0
+        signal = await signals.next()
+        assert signal is not None and signal.strategy == "dump"
+        assert (await client.went("dump"))[0] == 0
+        signal = await signals.next()
+        assert signal is not None and (signal.strategy, signal.extra) == ("exit", DUMP_EXIT)
+        await training.ended()
