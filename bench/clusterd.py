@@ -1,6 +1,6 @@
 """A ClusterD of many jobs under many faults: that none is lost, how fast it decides, and what it needs for it.
 
-    python -m bench.clusterd [--quick] [--jobs N] [--rate N] [--seconds S] [--nodes N] [--json FILE]
+    python -m bench.clusterd [--quick] [--jobs N] [--steady N] [--rate N] [--seconds S] [--nodes N] [--json FILE]
 
 A real ClusterD that leads by its Lease, a real API server that holds the jobs, their PodGroups and pods as objects, and
 this process with a client for each job, all of them processes of their own that talk gRPC and HTTPS. Then faults at a
@@ -8,7 +8,9 @@ steady rate: of ten, four are memory errors that the training reports (the step 
 ended (they start again in place), one are processes of two pods (both pods are replaced, by an operator and nodes on
 paper), two are chips' faults in their nodes' ConfigMaps, which the nodes take back once the training has stopped. Each
 has to end in a finished recovery: for the client, in the timeline, and in what ClusterD keeps in the cluster. The Lease
-has to be renewed all the time.
+has to be renewed all the time. The faults come twice: first so many a second as a small machine can do (--steady),
+which is where the time to decide has a budget; then far more than that (--rate), where none may be lost, however long
+it takes.
 
 How long it takes to decide is measured by the client, from just before it sends its report until it has the strategy:
 the client's own answers to the signals between them, and all writes to the API server that ClusterD waits for, are part
@@ -16,6 +18,7 @@ of it. Labels, annotations and reset files follow when there is time; how long t
 printed, how many recoveries a second were reached, and what ClusterD asked of the API server for one. How busy each of
 the processes was is printed as well: on a small machine the busiest of them is what limits the rate.
 
+Then another ClusterD stands by, the one that leads is killed, and the other has to serve within 5 seconds; a few times.
 At last the ConfigMaps of many nodes go through the fault centre in one pass, and then one that changes.
 """
 
@@ -58,6 +61,10 @@ PATIENCE = 300.0
 SETTLE_SECONDS = 300.0
 CHIP_CODE, CHIP_LEVEL = "80C98000", "RestartBusiness"
 DECISION_BUDGET = 1.0
+TAKEOVER_BUDGET = 5.0
+TAKEOVERS = 3
+QUIET, QUIET_SECONDS = 0.05, 3.0
+"""Who has used less than this share of a core for so long has nothing left to do."""
 SUMMARIES = "outside-job-info=true"
 
 
@@ -78,28 +85,45 @@ class Process:
 
 
 @dataclass
-class Figures:
-    registered: float = 0.0
+class Storm:
+    """Faults at a steady rate, and what came of them."""
+
+    rate: int
+    seconds: int
+    budget: float | None
+    """Of the time from a report to its strategy."""
     faults: list[Fault] = field(default_factory=list)
     unfinished: int = 0
     late: int = 0
     """Faults that had to wait until their job was through with the one before."""
+    kept: list[str] = field(default_factory=list)
+    """Recoveries that the cluster says are not over."""
+    used: dict[str, float] = field(default_factory=dict)
+    requests: dict[str, int] = field(default_factory=dict)
+    lasted: float = 0.0
+    """Seconds from the first fault to the end of the last recovery, for its client."""
+    settled: float = 0.0
+    """From then on, until nothing was left to be written."""
+    unled: float = 0.0
+    """The longest time without a renewal of the Lease."""
+
+    @property
+    def sent(self) -> int:
+        return self.rate * self.seconds
+
+
+@dataclass
+class Figures:
+    storms: list[Storm]
+    registered: float = 0.0
     surplus: list[str] = field(default_factory=list)
     incidents: int = 0
     """Recoveries in the timeline that ended well."""
     others: list[str] = field(default_factory=list)
     """Those that did not, or are not over."""
-    kept: list[str] = field(default_factory=list)
-    """Recoveries that the cluster says are not over."""
     memory: dict[str, float] = field(default_factory=dict)
-    used: dict[str, float] = field(default_factory=dict)
-    requests: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    """From the first fault to the end of the last recovery, for its client."""
-    settled: float = 0.0
-    """From then on, until nothing was left to be written."""
-    unled: float = 0.0
-    """The longest time without a renewal of the Lease."""
+    takeovers: list[float] = field(default_factory=list)
+    """Seconds from the end of who led until the other one serves."""
     merged: Merged | None = None
 
 
@@ -151,7 +175,8 @@ async def requests(process: asyncio.subprocess.Process) -> tuple[dict[str, int],
 
 
 @contextlib.asynccontextmanager
-async def clusterd(folder: Path, kubeconfig: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def clusterd(folder: Path, kubeconfig: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    folder.mkdir()
     log = folder / "clusterd.log"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
@@ -159,14 +184,8 @@ async def clusterd(folder: Path, kubeconfig: str) -> AsyncIterator[tuple[asyncio
             "--insecure", "--leader-elect", "--timeline", str(folder / "timeline.db"), "--logLevel", "2",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, env=environment(), cwd=ROOT,
         )  # fmt: skip
-    assert process.stdout
     try:
-        async with aio.timeout(PATIENCE):
-            line = (await process.stdout.readline()).decode()
-        found = re.search(r"serves on (\S+)", line)
-        if not found:
-            raise Stuck(f"ClusterD does not serve: {log.read_text()[-2000:]}")
-        yield process, found[1]
+        yield process
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -176,12 +195,54 @@ async def clusterd(folder: Path, kubeconfig: str) -> AsyncIterator[tuple[asyncio
             print(f"ClusterD said ({len(text.splitlines())} lines):\n{text[:2000]}", file=sys.stderr)
 
 
+async def serves(process: asyncio.subprocess.Process) -> str:
+    """Waits for it; where it serves."""
+    assert process.stdout
+    async with aio.timeout(PATIENCE):
+        line = (await process.stdout.readline()).decode()
+    found = re.search(r"serves on (\S+)", line)
+    if not found:
+        raise Stuck("ClusterD does not serve, see below")
+    return found[1]
+
+
+async def quiet(*processes: psutil.Process) -> None:
+    async with aio.timeout(PATIENCE):
+        while True:
+            parts = [Process("", process) for process in processes]
+            for part in parts:
+                part.begin()
+            await asyncio.sleep(QUIET_SECONDS)
+            for part in parts:
+                part.end()
+            if all(part.used < QUIET * QUIET_SECONDS for part in parts):
+                return
+
+
+async def take_over(
+    folder: Path, kubeconfig: str, leader: asyncio.subprocess.Process, server: psutil.Process, figures: Figures
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(TAKEOVERS):
+            other = await stack.enter_async_context(clusterd(folder / f"standby-{number}", kubeconfig))
+            await quiet(psutil.Process(other.pid), psutil.Process(leader.pid), server)
+            figures.memory["standby"] = psutil.Process(other.pid).memory_info().rss / 2**20
+            leader.kill()
+            began = time.monotonic()
+            await serves(other)
+            figures.takeovers.append(time.monotonic() - began)
+            leader = other
+
+
 async def measure(options: argparse.Namespace, folder: Path) -> Figures:
-    figures = Figures()
+    figures = Figures(
+        [Storm(options.steady, options.seconds, DECISION_BUDGET), Storm(options.rate, options.seconds, None)]
+    )
     async with world(folder, options.jobs) as (server, kubeconfig, uids):
         kube = Client.from_kubeconfig(kubeconfig)
         try:
-            async with clusterd(folder, kubeconfig) as (brain, address):
+            async with clusterd(folder / "first", kubeconfig) as brain:
+                address = await serves(brain)
                 parts = [
                     Process("ClusterD", psutil.Process(brain.pid)),
                     Process("API server", psutil.Process(server.pid)),
@@ -197,13 +258,17 @@ async def measure(options: argparse.Namespace, folder: Path) -> Figures:
                     figures.memory["registered"] = parts[0].process.memory_info().rss / 2**20
                     await _settled_down(kube, options.jobs)
                     async with watched(kube) as pods:
-                        await _storm(crowd, pods, kube, server, parts, options, figures)
+                        for storm in figures.storms:
+                            await _blow(storm, crowd, pods, kube, server, parts)
+                            figures.memory["after"] = parts[0].process.memory_info().rss / 2**20
+                    figures.memory["most"] = _most(brain.pid)
                     figures.surplus = crowd.surplus
                 finally:
                     await crowd.close()
+                await take_over(folder, kubeconfig, brain, parts[1].process, figures)
         finally:
             await kube.close()
-    _read_timeline(folder / "timeline.db", figures)
+    _read_timeline(folder / "first" / "timeline.db", figures)
     return figures
 
 
@@ -227,14 +292,19 @@ async def _settled_down(kube: Client, jobs: int) -> None:
             await asyncio.sleep(1)
 
 
-async def _storm(
+def _most(pid: int) -> float:
+    """The most memory that a process ever had, in MiB."""
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(peak[1]) / 1024 if peak else 0.0
+
+
+async def _blow(
+    storm: Storm,
     crowd: Crowd,
     pods: Pods,
     kube: Client,
     server: asyncio.subprocess.Process,
     parts: list[Process],
-    options: argparse.Namespace,
-    figures: Figures,
 ) -> None:
     nodes = Nodes(kube)
     await requests(server)
@@ -243,49 +313,45 @@ async def _storm(
     began = time.monotonic()
     running: set[asyncio.Task[None]] = set()
     waiting = [asyncio.Lock() for _ in crowd.jobs]
-    for number in range(options.rate * options.seconds):
-        await asyncio.sleep(max(0.0, began + number / options.rate - time.monotonic()))
+    for number in range(storm.sent):
+        await asyncio.sleep(max(0.0, began + number / storm.rate - time.monotonic()))
         job = crowd.jobs[number % len(crowd.jobs)]
-        task = asyncio.create_task(_one(job, number, nodes, pods, waiting[job.number], figures))
+        task = asyncio.create_task(_one(job, number, nodes, pods, waiting[job.number], storm))
         running.add(task)
         task.add_done_callback(running.discard)
     if running:
         _, left = await asyncio.wait(running, timeout=PATIENCE)
-        figures.unfinished = len(left)
+        storm.unfinished = len(left)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-    figures.seconds = time.monotonic() - began
+    storm.lasted = time.monotonic() - began
     for part in parts:
         part.end()
-        figures.used[part.name] = part.used
-    figures.memory["after"] = parts[0].process.memory_info().rss / 2**20
-    status = Path(f"/proc/{parts[0].process.pid}/status").read_text()
-    peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-    figures.memory["most"] = int(peak[1]) / 1024 if peak else 0.0
+        storm.used[part.name] = part.used
     ended = time.monotonic()
-    figures.kept = await _settled(kube)
-    figures.settled = time.monotonic() - ended
-    figures.requests, figures.unled = await requests(server)
-    figures.requests.pop(f"patch {DEVICE_PREFIX.rstrip('-')}", None)  # those are our own
+    storm.kept = await _settled(kube)
+    storm.settled = time.monotonic() - ended
+    storm.requests, storm.unled = await requests(server)
+    storm.requests.pop(f"patch {DEVICE_PREFIX.rstrip('-')}", None)  # those are our own
 
 
-async def _one(job: Job, number: int, nodes: Nodes, pods: Pods, turn: asyncio.Lock, figures: Figures) -> None:
+async def _one(job: Job, number: int, nodes: Nodes, pods: Pods, turn: asyncio.Lock, storm: Storm) -> None:
     """One fault, up to the end of its recovery."""
-    figures.late += turn.locked()
+    storm.late += turn.locked()
     async with turn:
         rank = number * 3 % RANKS
         if number % 5 == 4:
             node, first = node_of(job.number, rank // CHIPS)
             fault = job.expect(CHIP)
-            figures.faults.append(fault)
+            storm.faults.append(fault)
             await nodes.set(node, first + rank % CHIPS, True)
             await job.stopped.wait()
             await nodes.set(node, first + rank % CHIPS, False)
         else:
             gone = [number // 10 % (PODS_OF_JOB - 1) + 1, (number // 10 + 1) % (PODS_OF_JOB - 1) + 1]
             fault = job.expect(PODS if number % 10 == 8 else REPORT)
-            figures.faults.append(fault)
+            storm.faults.append(fault)
             if fault.kind == PODS:  # not the first, where the client would be
                 fault.replaced = pods.replaced(job.uid, *gone)
                 await job.report({pod * CHIPS: OTHER for pod in gone})
@@ -322,52 +388,22 @@ def _read_timeline(path: Path, figures: Figures) -> None:
 
 
 def rows(figures: Figures, options: argparse.Namespace) -> list[Row]:
-    sent = options.rate * options.seconds
-    finished = [fault for fault in figures.faults if fault.done.is_set()]
-    lost = max(sent - len(finished), sent - figures.incidents, figures.unfinished) + len(figures.kept)
-    wrong = [*figures.surplus, *figures.others, *figures.kept]
-    replaced = [fault.decided - fault.sent for fault in finished if fault.kind == PODS]
-    whole = [fault.finished - fault.sent for fault in finished if fault.kind == PODS]
-    reported = [fault.decided - fault.sent for fault in finished if fault.kind == REPORT]
-    chips = [fault.stopped - fault.sent for fault in finished if fault.kind == CHIP]
-    ended = [fault.decided - fault.sent for fault in finished if fault.kind == CHIP]
-    busiest = max(figures.used, key=lambda name: figures.used[name], default="")
-    share = {name: 100 * used / figures.seconds for name, used in figures.used.items()}
-    asked = sum(figures.requests.values())
-    many = f"{options.jobs} jobs × {RANKS} ranks"
-    result = [
-        Row(f"{many} register", [figures.registered]),
+    many, sent = f"{options.jobs} jobs × {RANKS} ranks", sum(storm.sent for storm in figures.storms)
+    wrong = [*figures.surplus, *figures.others]
+    result = [Row(f"{many} register", [figures.registered])]
+    for storm in figures.storms:
+        result += _of_storm(storm)
+    result.append(
         Row(
-            f"{sent} faults, {options.rate} a second: lost", [float(lost)], "", 0.0, "max",
-            notes=f"{len(finished)} finished for their client, {figures.incidents} in the timeline",
+            f"{sent} faults: not recovered in the timeline", [float(sent - figures.incidents)], "", 0.0, "max",
             failure=f"{len(wrong)} things that should not be: {'; '.join(wrong[:5])}" if wrong else "",
-        ),
-        Row("report -> strategy", reported, "s", DECISION_BUDGET, "p99", notes=_p99(reported)),
-        Row("report of two pods -> strategy", replaced, notes=_p99(replaced)),
-        Row("report of two pods -> both are replaced", whole, notes=_p99(whole)),
-        Row("chip's fault published -> stop", chips, notes=_p99(chips)),
-        Row("chip's fault published, mended -> strategy", ended, notes=_p99(ended)),
-        Row("longest time between renewals of the Lease", [figures.unled], "s", LEASE_SECONDS, "max"),
-        Row("faults that waited for their job", [float(figures.late)], ""),
-        Row(
-            "all faults and recoveries", [figures.seconds],
-            notes=f"{len(finished) / figures.seconds:.1f} recoveries a second of {options.rate} offered; "
-            f"the last ended {max(0.0, figures.seconds - options.seconds):.1f} s after the last fault",
-        ),
-        Row("then, until nothing was left to be written", [figures.settled]),
-    ]  # fmt: skip
-    for name, used in figures.used.items():
-        notes = f"{share[name]:.0f} % of a core, {1000 * used / sent:.1f} ms a recovery"
-        notes += "; the busiest, and so the bottleneck" if name == busiest else ""
-        result.append(Row(f"processor time of {name}", [used], notes=notes))
-    for when in ("idle", "registered", "after", "most"):
-        if when in figures.memory:
-            result.append(Row(f"memory of ClusterD, {_WHEN[when]}", [figures.memory[when]], "MiB"))
-    detail = ", ".join(
-        f"{count / sent:.1f} {what}" for what, count in sorted(figures.requests.items(), key=lambda each: -each[1])
-        if count >= 0.05 * sent
+        )
     )  # fmt: skip
-    result.append(Row("requests of ClusterD for a recovery", [asked / sent], "", notes=detail))
+    for when, words in _WHEN.items():
+        if when in figures.memory:
+            result.append(Row(f"memory of ClusterD, {words}", [figures.memory[when]], "MiB"))
+    notes = f"{LEASE_SECONDS:g} s of it for the Lease to run out"
+    result.append(Row("leader killed -> the other serves", figures.takeovers, "s", TAKEOVER_BUDGET, "max", notes=notes))
     if figures.merged is not None:
         many = f"{options.nodes} nodes"
         result += [
@@ -377,7 +413,50 @@ def rows(figures: Figures, options: argparse.Namespace) -> list[Row]:
     return result
 
 
-_WHEN = {"idle": "no client", "registered": "all jobs registered", "after": "after the faults", "most": "at most"}
+def _of_storm(storm: Storm) -> list[Row]:
+    sent, when = storm.sent, f"at {storm.rate} faults a second: "
+    finished = [fault for fault in storm.faults if fault.done.is_set()]
+    lost = max(sent - len(finished), storm.unfinished) + len(storm.kept)
+    replaced = [fault.decided - fault.sent for fault in finished if fault.kind == PODS]
+    whole = [fault.finished - fault.sent for fault in finished if fault.kind == PODS]
+    reported = [fault.decided - fault.sent for fault in finished if fault.kind == REPORT]
+    chips = [fault.stopped - fault.sent for fault in finished if fault.kind == CHIP]
+    ended = [fault.decided - fault.sent for fault in finished if fault.kind == CHIP]
+    result = [
+        Row(
+            f"{when}lost of {sent}", [float(lost)], "", 0.0, "max",
+            failure=f"{len(storm.kept)} that are not over: {'; '.join(storm.kept[:5])}" if storm.kept else "",
+        ),
+        Row(f"{when}report -> strategy", reported, "s", storm.budget, "p99", notes=_p99(reported)),
+        Row(f"{when}report of two pods -> strategy", replaced, notes=_p99(replaced)),
+        Row(f"{when}report of two pods -> both are replaced", whole, notes=_p99(whole)),
+        Row(f"{when}chip's fault published -> stop", chips, notes=_p99(chips)),
+        Row(f"{when}chip's fault published, mended -> strategy", ended, notes=_p99(ended)),
+        Row(f"{when}longest time between renewals of the Lease", [storm.unled], "s", LEASE_SECONDS, "max"),
+        Row(f"{when}faults that waited for their job", [float(storm.late)], ""),
+        Row(
+            f"{when}all faults and recoveries", [storm.lasted],
+            notes=f"{len(finished) / storm.lasted:.1f} recoveries a second; "
+            f"the last ended {max(0.0, storm.lasted - storm.seconds):.1f} s after the last fault",
+        ),
+        Row(f"{when}then, until nothing was left to be written", [storm.settled]),
+    ]  # fmt: skip
+    busiest = max(storm.used, key=lambda name: storm.used[name], default="")
+    for name, used in storm.used.items():
+        notes = f"{100 * used / storm.lasted:.0f} % of a core, {1000 * used / sent:.1f} ms a recovery"
+        notes += "; the busiest, and so the bottleneck" if name == busiest else ""
+        result.append(Row(f"{when}processor time of {name}", [used], notes=notes))
+    detail = ", ".join(
+        f"{count / sent:.1f} {what}" for what, count in sorted(storm.requests.items(), key=lambda each: -each[1])
+        if count >= 0.05 * sent
+    )  # fmt: skip
+    asked = sum(storm.requests.values())
+    result.append(Row(f"{when}requests of ClusterD for a recovery", [asked / sent], "", notes=detail))
+    return result
+
+
+_WHEN = {"idle": "no client", "registered": "all jobs registered", "after": "after the faults", "most": "at most",
+         "standby": "that stands by"}  # fmt: skip
 
 
 def _p99(values: list[float]) -> str:
@@ -386,15 +465,20 @@ def _p99(values: list[float]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.clusterd", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="50 jobs, 10 faults a second for 10 s, 1000 nodes")
+    parser.add_argument(
+        "--quick", action="store_true", help="50 jobs, 5 and 20 faults a second for 10 s each, 1000 nodes"
+    )
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--rate", type=int, default=100, help="faults a second (default 100)")
-    parser.add_argument("--seconds", type=int, default=60, help="of faults (default 60)")
+    parser.add_argument("--steady", type=int, default=10, help="faults a second to be kept up with (default 10)")
+    parser.add_argument(
+        "--rate", type=int, default=100, help="faults a second, none of which may be lost (default 100)"
+    )
+    parser.add_argument("--seconds", type=int, default=60, help="of faults, at each of the rates (default 60)")
     parser.add_argument("--nodes", type=int, default=10_000, help="whose ConfigMaps are merged (default 10 000)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if options.quick:
-        options.jobs, options.rate, options.seconds, options.nodes = 50, 10, 10, 1000
+        options.jobs, options.steady, options.rate, options.seconds, options.nodes = 50, 5, 20, 10, 1000
     raise_descriptor_limit(4 * options.jobs + 1000)
     with tempfile.TemporaryDirectory(prefix="evertrain-bench-") as folder:
         figures = aio.run(measure(options, Path(folder)))
