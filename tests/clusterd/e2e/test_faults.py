@@ -94,10 +94,10 @@ def stays(cluster: Cluster, labels: str, *faults: tuple[str, ...]) -> None:
     assert cluster.uids("job") == before
 
 
-def kept_away(cluster: Cluster) -> None:
-    """Nobody gets what has the fault, until it is over."""
+def kept_away(cluster: Cluster, labels: str = "") -> None:
+    """Nobody, or nobody with these labels, gets what has the fault, until it is over."""
     cluster.delete("job")
-    cluster.apply("filler", 3, 4)
+    cluster.apply("filler", 3, 4, labels=labels)
     cluster.until_unschedulable("filler")
     cluster.up.evertrain("inject", "clear")
     cluster.until_running("filler")
@@ -130,6 +130,7 @@ def test_harmless_faults_do_nothing(cluster: Cluster) -> None:
     [
         pytest.param(("chip", CHIP["PreSeparateNPU"], "--chip", "CHIP"), id="chip"),
         pytest.param(("node", NODE["PreSeparateFault"]), id="node"),
+        pytest.param(("switch", SWITCH["Separate"], "--level", "PreSeparate"), id="switch"),
         pytest.param(("public", PUBLIC["PreSeparateNPU"], "--chip", "CHIP"), id="public"),
     ],
 )
@@ -171,7 +172,19 @@ def test_a_node_or_more_that_its_pods_have_to_leave(cluster: Cluster, fault: tup
 
 @pytest.mark.parametrize("strategy", ["graceExit", "forceExit"])
 def test_a_job_that_wants_no_chip_in_bad_health(cluster: Cluster, strategy: str) -> None:
-    leaves(cluster, f"{FORCE}\n    subHealthyStrategy: {strategy}", "sub-health", "--chip", "CHIP")
+    labels = f"{FORCE}\n    subHealthyStrategy: {strategy}"
+    leaves(cluster, labels, "sub-health", "--chip", "CHIP")
+    kept_away(cluster, labels)
+
+
+def test_a_link_that_stays_down(cluster: Cluster) -> None:
+    """At first it is nothing; after 20 s nobody else gets its chip, until it has been up for a while."""
+    before, node, chip = begin(cluster, FORCE)
+    cluster.inject(node, "link-down", "--chip", chip)
+    cluster.until_said("PreSeparateNPU")
+    cluster.witness()
+    assert cluster.uids("job") == before
+    kept_away(cluster)
 
 
 def test_without_the_label_nobody_is_sent_away(cluster: Cluster) -> None:
