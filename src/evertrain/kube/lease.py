@@ -50,9 +50,12 @@ class Sighting:
             self.record, self.at = copy.deepcopy(spec), now
 
     def is_free(self, me: str, now: float) -> bool:
-        spec = self.record or {}
-        holder = spec.get("holderIdentity") or ""
-        return holder in ("", me) or now - self.at >= float(spec.get("leaseDurationSeconds") or DURATION)
+        holder = (self.record or {}).get("holderIdentity") or ""
+        return holder in ("", me) or self.left(now) <= 0
+
+    def left(self, now: float) -> float:
+        """Seconds until it is free if it stays as it is."""
+        return self.at + float((self.record or {}).get("leaseDurationSeconds") or DURATION) - now
 
 
 def taken(lease: Object, me: str, now: datetime, duration: float) -> Object:
@@ -101,7 +104,8 @@ class Leader:
         """Waits for leadership, then runs `work`. Raises LostLeadership when it is lost and the work, cancelled, is at
         its end; then it may be called again. Raises CannotLead."""
         while not await self._try(self._kube):
-            await asyncio.sleep(self._period)
+            left = self._sighting.left(asyncio.get_running_loop().time())
+            await asyncio.sleep(left if 0 < left < self._period else self._period)
         logger.info("%s leads (%s)", self.me, self._name)
         self.leads = True
         working = asyncio.ensure_future(work())

@@ -19,7 +19,7 @@ from tests.kube.fake import FakeKube
 
 ANSWER = 0.1
 """Seconds that the API server takes."""
-BEGIN = 0.5
+BEGIN = 0.9
 """That ClusterD itself has, of the 5."""
 READ = 3.0
 """That it needs to read what is large, while another one leads."""
