@@ -14,6 +14,7 @@ from evertrain.cli.demo.features import FEATURES, Feature
 from evertrain.cli.demo.recorded import PHASES
 from evertrain.launch.options import OPTIONS
 from evertrain.mindio import faultspec
+from tests.features.e2e.test_demo import TIMED
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("README.md")]
@@ -78,6 +79,25 @@ def test_an_example_finds_nothing_of_the_last_one_and_leaves_nothing_to_the_next
 def test_phases_are_shown_in_the_words_that_a_demo_has_for_them(page: Path) -> None:
     for name, words in re.findall(r"^ *([a-z][a-z ]*?) +\d+ ms   (.*)$", page.read_text(), re.MULTILINE):
         assert name == "total" or words == PHASES[name]
+
+
+DEMOS = [
+    (page, block)
+    for page in PAGES
+    for block in re.findall(r"```\w*\n(.*?)```", page.read_text(), re.DOTALL)
+    if re.search(r"^ *yes  ", block, re.MULTILINE)
+]
+
+
+def test_every_page_of_a_feature_shows_its_demo() -> None:
+    """But that of link failover, which has no fault in it."""
+    shown = {page.stem for page, _ in DEMOS}
+    assert len(shown) == 9 and "README" in shown, shown
+
+
+@pytest.mark.parametrize("block", [block for _, block in DEMOS], ids=[page.stem for page, _ in DEMOS])
+def test_a_demo_is_shown_up_to_its_end(block: str) -> None:
+    assert re.search(rf"\n *yes  {TIMED}\n *yes  (identical|the same) .*\nIt took \d+ s in all\.\n$", block), block
 
 
 def test_every_own_option_is_described_and_no_other() -> None:
