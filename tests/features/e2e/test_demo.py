@@ -78,10 +78,12 @@ def test_links_are_shown_where_pods_share_the_network(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.timeout(400)
-def test_a_demo_of_an_ordinary_user() -> None:
+@pytest.mark.parametrize("feature", [DEFAULT, "online-recovery"])
+def test_a_demo_of_an_ordinary_user(feature: str) -> None:
+    """The second one does something to the network, which is what rights are needed for."""
     with ordinary() as user:
-        done = demo(user=user)
-        assert_proved(done, "in-place")
+        done = demo(feature, user=user)
+        assert_proved(done, feature)
         assert not list(user.folder.glob("evertrain-*")), "nothing of it is left"
 
 
