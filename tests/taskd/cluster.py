@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -106,7 +106,7 @@ class ScriptedClusterD:
         *actions: str,
         uuid: str = "u",
         job: str = "job-1",
-        faults: dict[int, int] | None = None,
+        faults: Mapping[int, int] | None = None,
         **fields: Any,
     ) -> None:
         self.spoken_of.update(faults or ())

@@ -28,10 +28,8 @@ LIGHT = ROOT / "tests" / "taskd" / "light"
 SED = "/import os/i import taskd.python.adaptor.patch"
 
 
-GATED = f"""\
-import os, signal, sys, time
-sys.path.insert(0, {str(EXAMPLE.parent)!r})
-import train
+GATE = """
+import os, signal, time
 
 def wait_and_die(job):
     while not (job.directory / "gate").exists():
@@ -39,9 +37,15 @@ def wait_and_die(job):
     os.kill(os.getpid(), signal.SIGKILL)
 
 train.FAULTS["gate"] = wait_and_die
-train.main()
 """
-"""The example with one more kind of fault: a kill that waits until the file `gate` is there."""
+"""For `example_with`: a kill that waits until the file `gate` is there."""
+
+
+def example_with(faults: str, script: Path) -> Path:
+    """The example with more kinds of faults, which these lines put into `train.FAULTS`."""
+    paths = [str(EXAMPLE.parent), str(ROOT)]
+    script.write_text(f"import sys\nsys.path[:0] = {paths}\nimport train\n{faults}\ntrain.main()\n")
+    return script
 
 
 @dataclass
@@ -127,9 +131,12 @@ class TwoPods:
         start: str = START,
         script: Path = EXAMPLE,
         place: Path | None = None,
-        **environment: str,
+        **environment: str | None,
     ) -> None:
         """`manager_port`: where the manager listens, if everybody else is to be told another port.
+
+        What is None in the environment is not there. Spares are, which cost half of the time of a job: they are for
+        those who ask for them, or who have all as documented (`TASKD_WARM_SPARES=None`).
 
         `place` is an environment that was made as the documents say. Without, the pods have what there is here.
         """
@@ -140,7 +147,7 @@ class TwoPods:
         (folder / "train_start.sh").write_text(start)
         path = put_programs(folder, place, manager_port)
         master, ttp, manager, proxy = free_ports(4)
-        self.environment = {
+        variables: dict[str, str | None] = {
             **os.environ,
             "PATH": path,
             "PYTHONPATH": "" if place else f"{LIGHT}{os.pathsep}{ROOT / 'src'}",
@@ -159,6 +166,7 @@ class TwoPods:
             "TTP_LOG_PATH": str(folder / "ttp-log"),
             **environment,
         }
+        self.environment = {name: value for name, value in variables.items() if value is not None}
         self.pods: dict[int, subprocess.Popen[bytes]] = {}
         """The newest of each node."""
         self._all: list[subprocess.Popen[bytes]] = []
@@ -206,6 +214,9 @@ class TwoPods:
     def log(self, node: int) -> str:
         """Of the agent of this node."""
         return "".join(file.read_text() for file in sorted((self.folder / f"log{node}").glob("agent-*")))
+
+    def manager_log(self) -> str:
+        return "".join(file.read_text() for file in sorted((self.folder / "log0").glob("manager*.log")))
 
     def halting(self, step: int) -> int:
         """How many ranks know that they are to halt at the end of this step."""

@@ -20,6 +20,12 @@ from evertrain.wire import service
 from evertrain.wire.tasknet_pb2 import Ack, Message, PathDiscoveryReq, RegisterReq
 
 _FAILED = re.compile(r" says STATUS 202 \[\d")
+SHOWN = {
+    203: ("SignalType", "Actions"),
+    204: ("globalRankIDs", "globalOps", "switchNicUUID"),
+    205: ("StressTestRankOPStr", "stressTestUUID"),
+}
+"""By code: what there is in the extension that says more than the code, in the order of the line."""
 
 
 class Story:
@@ -69,6 +75,8 @@ class Tap:
         self._story = story
         self._codes: dict[str, tuple[str, int]] = {}
         """By the uuid of a message: whom it is for, and its code."""
+        self._operations: dict[str, str] = {}
+        """By the uuid of a link failover or stress test: `#1` for the first one, `#2` for the next."""
         self._server: Any = None
         self._channel: Any = None
         self._manager: Any = None
@@ -152,8 +160,17 @@ class Tap:
         self.messages.append(message)
         src, dst = _name(header.src), _name(header.dst)
         self._codes[header.uuid] = (dst, body["code"])
-        said = " ".join(filter(None, (str(body["code"]), _words(body))))
+        said = " ".join(filter(None, (str(body["code"]), _words(body), *self._extension(body))))
         self._story.tell(f"{src} orders {dst}: {said}" if src == "Mgr" else f"{src} says {body['msg_type']} {said}")
+
+    def _extension(self, body: dict[str, Any]) -> list[str]:
+        """A result has only the uuid, which has to be that of the order."""
+        found = body["extension"] or {}
+        given = {key: found[key] for key in SHOWN.get(body["code"], ()) if key in found}
+        return [self._operation(text) if key.endswith("UUID") else text for key, text in given.items()]
+
+    def _operation(self, uuid: str) -> str:
+        return self._operations.setdefault(uuid, f"#{len(self._operations) + 1}")
 
 
 def _words(body: dict[str, Any]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,17 @@ LIMIT = 300.0
 
 
 FAULT = "ReportProcessFault"
+FAILED: Mapping[int, int] = {3: 1}
+"""Rank 3, and with no special fault."""
+_CALL = re.compile(
+    r"do action [^,]+? (finish|err), .* data="
+    r"ToController\(action='(.*?)', faults=(.*?), strategy='(.*?)', params='(.*?)', timeout=(\d+)\)"
+)
+_OURS = ("process_ended", "not_replaced")
+"""Calls that ours has beyond the original's."""
 
 
-def _ranks(request: Any) -> dict[int, int]:
+def reported_ranks(request: Any) -> dict[int, int]:
     """Those that are reported, and with what fault."""
     return {int(each.rankId): int(each.faultType) for each in request.faultRanks}
 
@@ -59,9 +68,11 @@ class Led:
         """The next call, which this one is expected to be or to follow."""
         try:
             async with aio.timeout(LIMIT):
-                return await self.clusterd.heard.get()
+                got, request = await self.clusterd.heard.get()
         except TimeoutError:
             raise AssertionError(f"no {method}\n{self.explain()}") from None
+        assert request.jobId == "job-1", f"{got} {request}"
+        return got, request
 
     async def expect(self, method: str) -> Any:
         """The next call, apart from reports of faults that ClusterD has spoken of itself: more than one notices how the
@@ -70,39 +81,57 @@ class Led:
             got, request = await self.hears(method)
             if got == method:
                 return request
-            old = got == FAULT and self.clusterd.spoken_of.issuperset(_ranks(request))
+            old = got == FAULT and self.clusterd.spoken_of.issuperset(reported_ranks(request))
             assert old, f"{got} {request} instead of {method}\n{self.explain()}"
 
-    async def stops(self, fault: dict[int, int]) -> None:
-        """From the report of a fault to the offer of strategies."""
+    async def stops(self, fault: Mapping[int, int], stopped: Mapping[int, int] | None = None) -> None:
+        """From the report of a fault to the end of all work on steps, when it may be called another one."""
         request = await self.expect(FAULT)
-        while _ranks(request) != fault and self.clusterd.spoken_of.issuperset(_ranks(request)):
+        while reported_ranks(request) != fault and self.clusterd.spoken_of.issuperset(reported_ranks(request)):
             request = await self.expect(FAULT)
-        assert _ranks(request) == fault, f"{request}\n{self.explain()}"
+        assert reported_ranks(request) == fault, f"{request}\n{self.explain()}"
         self.clusterd.say("stopTrain", "stop_train", faults=fault)
-        stopped = await self.expect("ReportStopComplete")
-        assert stopped.status.code == 0, stopped
+        await self.stopped(fault if stopped is None else stopped)
 
-    async def offered(self) -> list[str]:
-        return list((await self.expect("ReportRecoverStrategy")).strategies)
+    async def stopped(self, faults: Mapping[int, int], code: int = 0) -> None:
+        request = await self.expect("ReportStopComplete")
+        assert (request.status.code, reported_ranks(request)) == (code, faults), f"{request}\n{self.explain()}"
+
+    async def offered(self, faults: Mapping[int, int]) -> list[str]:
+        """Strategies, for these faults."""
+        request = await self.expect("ReportRecoverStrategy")
+        assert reported_ranks(request) == faults, f"{request}\n{self.explain()}"
+        return list(request.strategies)
 
     async def succeeded(self, strategy: str) -> None:
         status = await self.expect("ReportRecoverStatus")
-        assert (status.status.code, status.strategy) == (0, strategy), status
+        assert (status.status.code, status.strategy) == (0, strategy), f"{status}\n{self.explain()}"
+        assert not status.isolateRankIds, status
 
-    async def recovers_in_place(self) -> None:
-        """Rank 3 has ended; its process alone is replaced."""
-        await self.stops({3: 1})
-        self.clusterd.say("globalFault", "on_global_rank", faults={3: 1})
-        assert "recover" in await self.offered()
+    async def recovers_in_place(self, reported: Mapping[int, int] = FAILED) -> None:
+        """Rank 3 has ended; its process alone is replaced. The controller does not know of what it has died."""
+        await self.stops(reported, FAILED)
+        self.clusterd.say("globalFault", "on_global_rank", faults=FAILED)
+        assert "recover" in await self.offered(FAILED)
         self.replaces_in_place()
         await self.succeeded("recover")
 
     def replaces_in_place(self) -> None:
         self.clusterd.say(
             "changeStrategy", "change_strategy", "fault_nodes_restart", changeStrategy="recover",
-            extraParams="recover-in-place", faults={3: 1}, nodeRankIds=["1"],
+            extraParams="recover-in-place", faults=FAILED, nodeRankIds=["1"],
         )  # fmt: skip
+
+    async def recovers_with_a_new_pod(self) -> None:
+        """Rank 3 has ended; its pod is replaced, by one at another address."""
+        await self.stops(FAILED)
+        faults = {2: 1, 3: 1}
+        self.clusterd.say("globalFault", "on_global_rank", "fault_nodes_exit", faults=faults, nodeRankIds=["1"])
+        await self.exits(1)
+        assert "recover" in await self.offered(faults)
+        self.start(1, address=9)
+        self.clusterd.say("changeStrategy", "change_strategy", changeStrategy="recover")
+        await self.succeeded("recover")
 
     async def ends(self) -> Result:
         return await asyncio.to_thread(self.pods.wait)
@@ -130,8 +159,20 @@ class Led:
         except TimeoutError:
             raise AssertionError(f"not heard: {line}\n{self.explain()}") from None
 
+    def controlled(self) -> list[str]:
+        """What the manager has called the controller for, in this order, and what of it was refused.
+
+        It is no part of the story: when a call has returned the controller may have reported already.
+        """
+        calls = []
+        for how, action, faults, strategy, params, timeout in _CALL.findall(self.pods.manager_log()):
+            words = [action, strategy, params, timeout, faults, "refused" if how == "err" else ""]
+            if action not in _OURS:
+                calls.append(" ".join(word for word in words if word not in ("", "0", "{}")))
+        return calls
+
     def explain(self) -> str:
-        return "\n".join([*self.story.lines, self.pods.result([]).explain()])
+        return "\n".join([*self.story.lines, *self.controlled(), self.pods.result([]).explain()])
 
 
 def _has(file: Path, step: int) -> bool:
@@ -154,23 +195,42 @@ def end_of(node: int) -> str:
     return f"Agent {node} says STATUS 203 0"
 
 
-def exit_of(node: int) -> list[str]:
-    return [f"Mgr orders Agent {node}: 203", f"Agent {node} confirms 203", f"Agent {node} says STATUS 202 []"]
+AT_FAULT = 'globalFault ["fault_nodes_exit"]'
+BY_STRATEGY = 'changeStrategy ["change_strategy"]'
+"""Why an agent is told to exit: with the faults, or with the strategy `exit`."""
+
+
+def told_to_exit(node: int, why: str = "") -> str:
+    return f"Mgr orders Agent {node}: 203 {why}".rstrip()
+
+
+def exit_of(node: int, why: str = "") -> list[str]:
+    return [told_to_exit(node, why), f"Agent {node} confirms 203", f"Agent {node} says STATUS 202 []"]
 
 
 def restart_of(node: int, restarts: int) -> list[str]:
     return [f"Mgr orders Agent {node}: 208 {restarts}", f"Agent {node} confirms 208"]
 
 
-def assert_second_node_replaced(job: Led) -> None:
+def assert_second_node_replaced(job: Led, why: str = BY_STRATEGY) -> None:
     """Its agent exits, the other one starts its processes again, and its successor is not told to exit."""
     assert job.story.agent(0) == [*start_of(0), *restart_of(0, 32766), end_of(0)]
-    assert job.story.agent(1) == [*start_of(1), *exit_of(1), *start_of(1, 32766), end_of(1)]
+    assert job.story.agent(1) == [*start_of(1), *exit_of(1, why), *start_of(1, 32766), end_of(1)]
+
+
+def assert_controlled(job: Led, *calls: str) -> None:
+    """This is what the controller was called for, and its end with the manager's.
+
+    A controller that has said its last word may have ended before it hears of the exit.
+    """
+    last = "change_strategy exit"
+    found = [last if call == f"{last} refused" else call for call in job.controlled()]
+    assert found == [*calls, "destroy_controller"], found
 
 
 @contextlib.asynccontextmanager
 async def led(
-    folder: Path, start: str = START, script: Path = EXAMPLE, place: Path | None = None, **environment: str
+    folder: Path, start: str = START, script: Path = EXAMPLE, place: Path | None = None, **environment: str | None
 ) -> AsyncIterator[Led]:
     story = Story()
     clusterd, tap = ScriptedClusterD(story.tell), Tap(story)

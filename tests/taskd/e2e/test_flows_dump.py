@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.taskd.e2e.led import Led, assert_second_node_replaced, led
+from tests.taskd.e2e.led import Led, assert_controlled, assert_second_node_replaced, led, reported_ranks
 from tests.taskd.e2e.test_chain import assert_same_end
 
 pytestmark = pytest.mark.matrix
@@ -36,14 +36,15 @@ def assert_told(job: Led) -> None:
         "Mgr orders Agent 0: 208 32766",
         "Mgr orders Agent 1: 210 32766",
     )
-    assert_second_node_replaced(job)
+    assert_second_node_replaced(job, "")
+    assert_controlled(job, "save_and_exit", "change_strategy exit", "restart_controller")
 
 
 async def test_a_fault_is_answered_with_save_and_exit(tmp_path: Path) -> None:
     """7.5a: no strategy but `dump` is configured."""
     async with led(tmp_path / "job", **DUMP_ONLY) as job:
         await job.begins("--fault=6:3:kill")
-        await job.expect("ReportProcessFault")
+        assert reported_ranks(await job.expect("ReportProcessFault")) == {3: 1}
         await saves_and_starts_again(job)
         result = await job.ends()
     assert_same_end(result)

@@ -8,13 +8,28 @@ from pathlib import Path
 import pytest
 
 from evertrain import aio
-from tests.taskd.e2e.led import LIMIT, Led, _has, end_of, exit_of, led, restart_of, start_of
+from tests.taskd.e2e.led import (
+    AT_FAULT,
+    LIMIT,
+    Led,
+    _has,
+    assert_controlled,
+    end_of,
+    exit_of,
+    led,
+    restart_of,
+    start_of,
+    told_to_exit,
+)
 from tests.taskd.e2e.test_chain import STEPS, undisturbed_run
 from tests.taskd.jobs import Result, TwoPods
 
 IN, OUT = '{"scale-in-strategy": "DP"}', '{"scale-out-strategy": "DP"}'
 ELASTIC = {"HIGH_AVAILABILITY": "elastic-training", "ENABLE_RESTART_FAULT_PROCESS": "off"}
 LOST = {2: 1, 3: 1}
+SCALED_IN = 'faultNodesExit ["fault_nodes_exit"]'
+SHRUNK = ("stop_train {3: 1}", "on_global_rank {2: 1, 3: 1}", f"change_strategy downgrade {IN}")
+"""What the controller is called for when a job shrinks."""
 
 
 def assert_samples(result: Result, small: range) -> None:
@@ -44,13 +59,28 @@ async def isolated(job: Led) -> None:
     assert sorted(status.isolateRankIds) == ["2", "3"]
 
 
+async def shrinks(job: Led, *args: str, exits: bool = False) -> None:
+    """From the start of a job, over a fault in its second pod, to the controller's word who has to leave. With `exits`
+    the pod ends before that."""
+    await job.begins(*args)
+    await job.stops({3: 1})
+    if exits:
+        job.clusterd.say("globalFault", "on_global_rank", "fault_nodes_exit", faults=LOST, nodeRankIds=["1"])
+        await job.exits(1)
+    else:
+        job.clusterd.say("globalFault", "on_global_rank", faults=LOST)
+    assert "downgrade" in await job.offered(LOST)
+    job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="downgrade", extraParams=IN, faults=LOST)
+    await isolated(job)
+
+
 async def test_no_new_pod_in_time_then_smaller_then_whole_again(tmp_path: Path) -> None:
     async with led(tmp_path / "job", **ELASTIC) as job:
         await job.begins("--fault=6:3:kill", "--fault=10:0:hold", "--fault=10:1:hold")
         await job.stops({3: 1})
         job.clusterd.say("globalFault", "on_global_rank", "fault_nodes_exit", faults=LOST, nodeRankIds=["1"])
         await job.exits(1)
-        assert {"recover", "downgrade"} <= set(await job.offered())
+        assert {"recover", "downgrade"} <= set(await job.offered(LOST))
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="recover", faults=LOST)
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="downgrade", extraParams=IN, faults=LOST)
         await isolated(job)
@@ -67,7 +97,7 @@ async def test_no_new_pod_in_time_then_smaller_then_whole_again(tmp_path: Path) 
         names = [name for name, _ in result.events[rank]]
         assert [name for name in names if "grade" in name] == ["downgrade_rebuild", "upgrade_rebuild"]
     assert job.story.of("Agent 0") == [*start_of(0), end_of(0)]
-    assert job.story.agent(1) == [*start_of(1), *exit_of(1), *start_of(1), end_of(1)]
+    assert job.story.agent(1) == [*start_of(1), *exit_of(1, AT_FAULT), *start_of(1), end_of(1)]
     job.story.assert_order(
         "ClusterD says changeStrategy downgrade change_strategy",
         "ClusterD hears ReportRecoverStatus downgrade 201",
@@ -76,6 +106,9 @@ async def test_no_new_pod_in_time_then_smaller_then_whole_again(tmp_path: Path) 
         "ClusterD says changeStrategy upgrade change_strategy",
         "ClusterD hears ReportRecoverStatus upgrade 0",
     )
+    assert_controlled(
+        job, *SHRUNK[:2], "change_strategy recover", SHRUNK[2], f"change_strategy upgrade {OUT}"
+    )  # fmt: skip
 
 
 @pytest.mark.matrix
@@ -101,18 +134,13 @@ async def test_without_clusterd_the_manager_has_the_job_shrink_and_grow(tmp_path
 async def test_another_fault_while_the_job_is_smaller(tmp_path: Path) -> None:
     """Isolated pods leave on `faultNodesExit`. What is left can only save and start again, with all pods."""
     async with led(tmp_path / "job", **ELASTIC) as job:
-        await job.begins("--fault=6:3:kill", "--fault=9:1:network")
-        await job.stops({3: 1})
-        job.clusterd.say("globalFault", "on_global_rank", faults=LOST)
-        assert "downgrade" in await job.offered()
-        job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="downgrade", extraParams=IN, faults=LOST)
-        await isolated(job)
+        await shrinks(job, "--fault=6:3:kill", "--fault=9:1:network")
         job.clusterd.say("faultNodesExit", "fault_nodes_exit", nodeRankIds=["1"])
         await job.succeeded("downgrade")
         await job.exits(1)
         await job.stops({1: 2})
         job.clusterd.say("globalFault", "on_global_rank", faults={1: 2})
-        assert await job.offered() == ["exit", "dump"]
+        assert await job.offered({1: 2}) == ["exit", "dump"]
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="dump")
         await job.succeeded("dump")
         job.clusterd.say(
@@ -125,12 +153,16 @@ async def test_another_fault_while_the_job_is_smaller(tmp_path: Path) -> None:
     job.story.assert_order(
         "ClusterD hears ReportRecoverStatus downgrade 201",
         "ClusterD says faultNodesExit fault_nodes_exit",
-        "Mgr orders Agent 1: 203",
+        told_to_exit(1, SCALED_IN),
         "ClusterD hears ReportProcessFault",
         "ClusterD says stopTrain stop_train",
         "ClusterD hears ReportRecoverStatus dump 0",
         *restart_of(0, 32766),
         *start_of(1, 32766),
     )
-    agent = [*start_of(1), *exit_of(1), *start_of(1, 32766), end_of(1)]
+    agent = [*start_of(1), *exit_of(1, SCALED_IN), *start_of(1, 32766), end_of(1)]
     assert job.story.agent(1) == agent, "the new pod is not told to exit"
+    assert_controlled(
+        job, *SHRUNK, "stop_train {1: 2}", "on_global_rank {1: 2}", "change_strategy dump", "change_strategy exit",
+        "restart_controller",
+    )  # fmt: skip

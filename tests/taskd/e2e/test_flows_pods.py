@@ -9,7 +9,17 @@ import pytest
 
 from tests.launch.harness import ROOT
 from tests.taskd.documents import START
-from tests.taskd.e2e.led import Led, end_of, exit_of, led, restart_of, start_of
+from tests.taskd.e2e.led import (
+    BY_STRATEGY,
+    Led,
+    assert_controlled,
+    end_of,
+    exit_of,
+    led,
+    restart_of,
+    start_of,
+    told_to_exit,
+)
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 
 pytestmark = pytest.mark.matrix
@@ -48,8 +58,9 @@ async def test_a_fault_replaces_its_pod_and_restarts_the_others(tmp_path: Path) 
     assert job.story.agent(1) == [*start_of(1), *exit_of(1), *start_of(1, 32766), end_of(1)]
     other = [*start_of(0), *restart_of(0, 32766), end_of(0)]
     assert job.story.agent(0) == other, "the scheduler's count has restarted nobody again"
-    for order in ("Mgr orders Agent 1: 203", "Mgr orders Agent 0: 208 32766"):
+    for order in (told_to_exit(1), "Mgr orders Agent 0: 208 32766"):
         job.story.assert_order("Agent 1 says STATUS 202 [3]", order)
+    assert_controlled(job, "restart_controller")
 
 
 async def test_a_pod_that_was_deleted_restarts_the_others(tmp_path: Path) -> None:
@@ -68,6 +79,7 @@ async def test_a_pod_that_was_deleted_restarts_the_others(tmp_path: Path) -> Non
     heard = [line for line in job.story.agent(1) if line != "Mgr orders Agent 1: 208 32766"]
     assert heard == [*start_of(1), *start_of(1, 32766), end_of(1)]
     assert job.story.agent(0) == [*start_of(0), *restart_of(0, 32766), end_of(0)]
+    assert_controlled(job, "restart_controller")
 
 
 async def test_a_training_without_mindio(tmp_path: Path) -> None:
@@ -87,7 +99,8 @@ async def test_a_training_without_mindio(tmp_path: Path) -> None:
     assert {rank: each["weights"] for rank, each in result.results.items()} == dict.fromkeys(range(4), weights)
     assert [step for (step,) in result.steps[3]] == [*range(1, 8), *range(6, STEPS + 1)]
     assert job.story.agent(1) == [*start_of(1), *exit_of(1), *start_of(1, 32766), end_of(1)]
-    job.story.assert_order("Agent 1 says STATUS 202 [3]", "Mgr orders Agent 1: 203")
+    job.story.assert_order("Agent 1 says STATUS 202 [3]", told_to_exit(1))
+    assert job.controlled() == [], "there is none"
     assert job.story.agent(0) == [*start_of(0), *restart_of(0, 32766), end_of(0)]
     heard = {line.removeprefix("ClusterD hears ") for line in job.story.of("ClusterD hears")}
     assert heard == {"SubscribeNotifySwitch", "SubscribeNotifyExecStressTest", "SubscribeDataTraceSwitch"}
@@ -101,6 +114,13 @@ async def restarts_whole(job: Led) -> None:
         job.start(node, SAVES)
 
 
+async def begins_anew(job: Led) -> None:
+    """As a whole, with a new manager."""
+    await restarts_whole(job)
+    for method in ("Init", "Register"):
+        await job.expect(method)
+
+
 async def test_a_fault_in_the_first_pod_ends_it_and_the_job_starts_again(tmp_path: Path) -> None:
     """7.1, step 2a."""
     async with led(tmp_path / "job", **PODS_ONLY) as job:
@@ -111,7 +131,7 @@ async def test_a_fault_in_the_first_pod_ends_it_and_the_job_starts_again(tmp_pat
         result = await job.ends()
     assert_same_end(result, again_from=6)
     assert job.story.agent(0, before) == [*start_of(0), *exit_of(0)]
-    job.story.assert_order("Agent 0 says STATUS 202 [0]", "Mgr orders Agent 0: 203")
+    job.story.assert_order("Agent 0 says STATUS 202 [0]", told_to_exit(0))
     assert job.story.lines[before:].count("Mgr orders Agent 0: 210 32767") == 1, "a new manager counts anew"
 
 
@@ -129,6 +149,7 @@ async def test_when_the_restarts_are_used_up_all_agents_exit(tmp_path: Path) -> 
     assert job.story.lines.count("Agent 1 says STATUS 202 [3]") == 2
     farewell = "Agent 0 says STATUS 202 []"
     assert job.story.agent(0) == [*start_of(0, 1, given=1), *restart_of(0, 0), *restart_of(0, -1), farewell]
+    assert job.controlled()[:2] == ["restart_controller"] * 2
 
 
 async def test_the_strategy_exit(tmp_path: Path) -> None:
@@ -137,16 +158,17 @@ async def test_the_strategy_exit(tmp_path: Path) -> None:
         await job.begins(SAVES, "--fault=6:3:kill")
         await job.stops({3: 1})
         job.clusterd.say("globalFault", "on_global_rank", faults={3: 1})
-        assert "exit" in await job.offered()
+        assert "exit" in await job.offered({3: 1})
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="exit", nodeRankIds=["1"])
         await job.exits(1)
         job.start(1, SAVES)
         result = await job.ends()
     assert_same_end(result, again_from=6)
-    for order in ("Mgr orders Agent 1: 203", "Mgr orders Agent 0: 208 32766"):
+    for order in (told_to_exit(1, BY_STRATEGY), "Mgr orders Agent 0: 208 32766"):
         job.story.assert_order("ClusterD says changeStrategy exit change_strategy", order)
-    assert job.story.agent(1) == [*start_of(1), *exit_of(1), *start_of(1, 32766), end_of(1)]
+    assert job.story.agent(1) == [*start_of(1), *exit_of(1, BY_STRATEGY), *start_of(1, 32766), end_of(1)]
     assert job.story.agent(0) == [*start_of(0), *restart_of(0, 32766), end_of(0)]
+    assert_controlled(job, "stop_train {3: 1}", "on_global_rank {3: 1}", "change_strategy exit", "restart_controller")
 
 
 async def test_kill_master(tmp_path: Path) -> None:
@@ -157,10 +179,9 @@ async def test_kill_master(tmp_path: Path) -> None:
         job.clusterd.say("killMaster")
         await job.exits(0)
         before = len(job.story.lines)
-        await restarts_whole(job)
-        for method in ("Init", "Register"):
-            await job.expect(method)
+        await begins_anew(job)
         result = await job.ends()
     assert_same_end(result, again_from=6)
     assert job.story.agent(0, before) == [*start_of(0), *exit_of(0)]
-    job.story.assert_order("ClusterD says killMaster", "Mgr orders Agent 0: 203", "Agent 0 says STATUS 202 []")
+    job.story.assert_order("ClusterD says killMaster", told_to_exit(0), "Agent 0 says STATUS 202 []")
+    assert job.controlled()[:2] == ["stop_train {3: 1}", "destroy_controller"]

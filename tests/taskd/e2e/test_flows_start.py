@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from evertrain.taskd import frames
-from tests.taskd.e2e.led import end_of, exit_of, led, start_of
+from tests.taskd.e2e.led import (
+    AT_FAULT,
+    assert_controlled,
+    end_of,
+    exit_of,
+    led,
+    reported_ranks,
+    start_of,
+    told_to_exit,
+)
 from tests.taskd.e2e.test_chain import assert_same_end
 
 pytestmark = pytest.mark.matrix
@@ -22,7 +31,7 @@ SUBSCRIPTIONS = (
 
 async def test_a_job_starts(tmp_path: Path) -> None:
     """Reference 7.0."""
-    async with led(tmp_path / "job") as job:
+    async with led(tmp_path / "job", TASKD_WARM_SPARES=None) as job:
         await job.begins("--pace=0.1")
         result = await job.ends()
     assert_same_end(result)
@@ -41,6 +50,7 @@ async def test_a_job_starts(tmp_path: Path) -> None:
         assert header.mtype == ("DEFAULT" if header.src.role == "Agent" else "default")
         assert {header.src.processRank, header.dst.processRank} == {"-1"}
         assert body.extension == (None if header.src.role == "Mgr" else {})
+    assert_controlled(job)
 
 
 async def test_the_processes_of_a_broken_device_are_ended_first(tmp_path: Path) -> None:
@@ -51,16 +61,15 @@ async def test_the_processes_of_a_broken_device_are_ended_first(tmp_path: Path) 
         faults = {2: 1, 3: 1}
         job.clusterd.say("preExitProcess", "pre exit process", faults=faults, nodeRankIds=["1"])
         reported = await job.expect("ReportProcessFault")
-        ranks = {int(each.rankId) for each in reported.faultRanks}
-        assert ranks and ranks <= {2, 3}
+        assert reported_ranks(reported) and reported_ranks(reported).items() <= faults.items()
         job.clusterd.say("stopTrain", "stop_train", faults=faults)
-        assert (await job.expect("ReportStopComplete")).status.code == 0
+        await job.stopped(faults)
         job.clusterd.say("globalFault", "on_global_rank", "fault_nodes_exit", faults=faults, nodeRankIds=["1"])
         await job.exits(1)
         method, request = await job.hears("ReportRecoverStrategy")
         if method == "ReportProcessFault":  # the controller may have missed one of them later than the other
             request = await job.expect("ReportRecoverStrategy")
-        assert "recover" in request.strategies
+        assert "recover" in request.strategies and reported_ranks(request) == faults
         job.go()
         job.start(1, address=9)
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="recover", faults=faults)
@@ -69,7 +78,7 @@ async def test_the_processes_of_a_broken_device_are_ended_first(tmp_path: Path) 
     assert_same_end(result)
     assert all(len({pid for _, pid in result.events[rank]}) == 1 for rank in (0, 1)), "they kept their processes"
     ended = ('Mgr orders Agent 1: 213 ["2","3"]', "Agent 1 confirms 213")
-    assert job.story.agent(1) == [*start_of(1), *ended, *exit_of(1), *start_of(1), end_of(1)]
+    assert job.story.agent(1) == [*start_of(1), *ended, *exit_of(1, AT_FAULT), *start_of(1), end_of(1)]
     job.story.assert_order(ended[0], "Agent 1 says STATUS 202 [2, 3]")  # the end of both
     assert job.story.of("Agent 0") == [*start_of(0), end_of(0)], "nobody has anything to say to the other pod"
     job.story.assert_order(
@@ -79,8 +88,9 @@ async def test_the_processes_of_a_broken_device_are_ended_first(tmp_path: Path) 
         "ClusterD says stopTrain stop_train",
         "ClusterD hears ReportStopComplete 0",
         "ClusterD says globalFault on_global_rank fault_nodes_exit",
-        "Mgr orders Agent 1: 203",
+        told_to_exit(1, AT_FAULT),
         "ClusterD hears ReportRecoverStrategy",
         "ClusterD says changeStrategy recover change_strategy",
         "ClusterD hears ReportRecoverStatus recover 0",
     )
+    assert_controlled(job, "stop_train {2: 1, 3: 1}", "on_global_rank {2: 1, 3: 1}", "change_strategy recover")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.taskd.e2e.led import Led, end_of, led, start_of
+from tests.taskd.e2e.led import Led, assert_controlled, end_of, led, start_of
 from tests.taskd.e2e.test_chain import STEPS, assert_same_end
 
 pytestmark = pytest.mark.matrix
@@ -35,7 +35,7 @@ async def test_the_backup_pod_takes_the_place_of_the_first(tmp_path: Path) -> No
         old = job.pods._all[1]
         job.clusterd.say("hot-switch", "new pod running")
         job.go()
-        assert await job.offered() == ["migration"]
+        assert await job.offered({}) == ["migration"]
         job.pods.delete(old)
         job.clusterd.say("changeStrategy", "change_strategy", changeStrategy="migration")
         await job.succeeded("migration")
@@ -53,6 +53,7 @@ async def test_the_backup_pod_takes_the_place_of_the_first(tmp_path: Path) -> No
         assert job.story.of(f"Agent {node}") == [*start_of(node) * starts, end_of(node)], "nothing else"
     for rank in range(4):
         assert len({pid for _, pid in result.events[rank]}) == (1 if rank < 2 else 2)
+    assert_controlled(job, "hot switch {2: 1, 3: 1}", "new pod running", "change_strategy migration")
     assert all("rebuild_group" in dict(result.events[rank]) for rank in range(4))
 
 
@@ -62,7 +63,7 @@ async def test_a_switch_that_is_given_up_leaves_the_first_pod_in_charge(tmp_path
         await prepares(job, f"--fault={STEPS - 4}:3:kill")
         old, backup = job.pods._all[1:]
         job.clusterd.say("hot-switch", "stop switch")
-        await job.until(lambda: "do action stop switch finish" in manager_log(job), "the controller to hear it")
+        await job.until(lambda: "do action stop switch finish" in job.pods.manager_log(), "the controller to hear it")
         job.pods.delete(backup)
         job.pods.pods[1] = old
         job.go()
@@ -76,7 +77,7 @@ async def test_a_switch_that_is_given_up_leaves_the_first_pod_in_charge(tmp_path
         "Agent 1 confirms 209",
         "ClusterD hears ReportRecoverStatus recover 0",
     )
-
-
-def manager_log(job: Led) -> str:
-    return (job.pods.folder / "log0" / "manager.log").read_text()
+    assert_controlled(
+        job, "hot switch {2: 1, 3: 1}", "stop switch", "stop_train {3: 1}", "on_global_rank {3: 1}",
+        "change_strategy recover",
+    )  # fmt: skip

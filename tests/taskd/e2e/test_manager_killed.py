@@ -136,7 +136,7 @@ async def test_killed_while_a_process_is_replaced(tmp_path: Path) -> None:
         pace.allow(STEPS)
         await job.stops({3: 1})
         job.clusterd.say("globalFault", "on_global_rank", faults={3: 1})
-        await job.offered()
+        await job.offered({3: 1})
         job.replaces_in_place()
         agent = job.pods.folder / "log1" / "agent-1.log"
         await job.until(lambda: "receive 209 command" in agent.read_text(), "the order to replace it")

@@ -188,10 +188,10 @@ class Bridge:
         try:
             code = self._act(tft, order)
         except (Exception, SystemExit) as error:
-            log.error("do action %s err, err=%s", order.action, str(error))
+            log.error("do action %s err, err=%s,  data=%s", order.action, str(error), order)
             return False
         if code:
-            log.error("do action %s err, err=the controller returned %s", order.action, code)
+            log.error("do action %s err, err=the controller returned %s,  data=%s", order.action, code, order)
             return False
         log.info("do action %s finish,  data=%s", order.action, order)
         return True
