@@ -45,20 +45,48 @@ if [[ "${MS_SCHED_HOST}" == "${POD_IP}" ]]; then
     python manager.py &   # Determined by the current path.
 fi
 """
+# The same on the page about hot switching, which adds what helps if "the libtaskd.so has not been loaded".
+PRELOAD_WITH_MSPTI = """\
+export LD_PRELOAD=/usr/local/Ascend/cann/lib64/libmspti.so:/usr/local/lib/python3.10/dist-packages/taskd/python/cython_api/libs/libtaskd.so
+"""  # noqa: E501
+PACKAGES = "/usr/local/lib/python3.10/dist-packages"
+"""The place in it that is TaskD's, which users have to put in."""
+MANAGERS_OF_HOT_SWITCHING = """\
+export TASKD_PROCESS_ENABLE="on"\x20
+\x20
+# PyTorch
+if [[ "${RANK}" == 0 ]]; then
+    export MASTER_ADDR=${POD_IP}\x20
+    python manager.py &            # Determined by the current path.
+fi\x20
+      \x20
+# MindSpore
+if [[ "${MS_SCHED_HOST}" == "${POD_IP}" ]]; then\x20
+    python manager.py &   # Determined by the current path.
+fi\x20
+      \x20
+"""
 TORCHRUN = """\
    logger "server id is: ""${server_id}"
    if [ "${framework}" == "PyTorch" ]; then
      get_env_for_pytorch_multi_node_job
      DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank $NODE_RANK --master_addr $MASTER_ADDR --master_port $MASTER_PORT  --max_restarts 32767"
 """  # noqa: E501
-START = f"""\
+
+
+def _start(lines: str) -> str:
+    return f"""\
 framework=PyTorch
 server_id=$RANK
 logger() {{ echo "$@"; }}
 get_env_for_pytorch_multi_node_job() {{ GPUS_PER_NODE=2 NNODES=2 NODE_RANK=$RANK; }}
-{PRELOAD}{MANAGERS}{TORCHRUN}   fi
+{lines}{TORCHRUN}   fi
 torchrun $DISTRIBUTED_ARGS "$@"
 code=$?
 wait
 exit $code
 """
+
+
+START = _start(PRELOAD + MANAGERS)
+START_WITH_MSPTI = _start(PRELOAD_WITH_MSPTI + MANAGERS_OF_HOT_SWITCHING)
