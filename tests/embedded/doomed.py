@@ -28,6 +28,7 @@ from tests.launch.harness import ROOT
 
 HERE = "here"
 """A named pipe."""
+DATA = "data"
 VICTIM, NEXT = "victim", "next"
 PATIENCE = 60.0
 _EMBEDDED = "evertrain.embedded."
@@ -159,37 +160,43 @@ async def _main(folder: Path) -> None:
 async def next_one(folder: Path) -> str:
     """Comes to the end of the pod, starts another one. The phase in which the first one ended."""
     from evertrain.embedded.cluster import Cluster
+
+    async with Cluster(_settings(folder)) as cluster:
+        assert cluster.taken_over
+        return await ends(cluster.kubeconfig)
+
+
+async def ends(kubeconfig: Path) -> str:
+    """The same on a cluster that runs already."""
     from evertrain.kube.cache import Cache
     from evertrain.kube.client import Client
     from evertrain.kube.port import POD
 
-    async with Cluster(_settings(folder)) as cluster:
-        assert cluster.taken_over
-        kube = Client.from_kubeconfig(cluster.kubeconfig)
-        pods = Cache(kube, POD, "default")
-        watching = asyncio.create_task(pods.run())
-        try:
-            await kube.create(POD, pod("next", "grep -q eth0 /proc/net/dev && grep -q eth1 /proc/net/dev"))
+    kube = Client.from_kubeconfig(kubeconfig)
+    pods = Cache(kube, POD, "default")
+    watching = asyncio.create_task(pods.run())
+    try:
+        await kube.create(POD, pod("next", "grep -q eth0 /proc/net/dev && grep -q eth1 /proc/net/dev"))
 
-            def phase(name: str) -> str:
-                return str(((pods.get(name, "default") or {}).get("status") or {}).get("phase"))
+        def phase(name: str) -> str:
+            return str(((pods.get(name, "default") or {}).get("status") or {}).get("phase"))
 
-            for name in (VICTIM, "next"):
-                over = await pods.until(lambda name=name: phase(name) in ("Succeeded", "Failed"), PATIENCE)
-                assert over, f"{name}: {pods.get(name, 'default')}"
-            assert phase("next") == "Succeeded", pods.get("next", "default")
-            return phase(VICTIM)
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            await kube.close()
+        for name in (VICTIM, "next"):
+            over = await pods.until(lambda name=name: phase(name) in ("Succeeded", "Failed"), PATIENCE)
+            assert over, f"{name}: {pods.get(name, 'default')}"
+        assert phase("next") == "Succeeded", pods.get("next", "default")
+        return phase(VICTIM)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await kube.close()
 
 
 def _settings(folder: Path) -> Any:
     """One node, and nothing that no pod needs."""
     from evertrain.embedded.cluster import Settings
 
-    return Settings(folder / "data", nodes=1, npus=0, operator=False, clusterd="", own_network=True)
+    return Settings(folder / DATA, nodes=1, npus=0, operator=False, clusterd="", own_network=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,15 +16,16 @@ import pytest
 
 from evertrain import aio
 from evertrain.embedded import kernel
+from evertrain.embedded.instance import KUBECONFIG
 from evertrain.embedded.network.rtnetlink import Rtnetlink
 from evertrain.kube.cache import Cache
 from evertrain.kube.client import Client
 from evertrain.kube.port import POD
-from tests.embedded.doomed import HERE, NEXT, PATIENCE, PHASES, next_one
+from tests.embedded.doomed import DATA, HERE, NEXT, PATIENCE, PHASES, ends, next_one
 from tests.embedded.networks import needs_networks
 from tests.embedded.nodes import pod
 from tests.embedded.ordinary import User, oneself, ordinary
-from tests.embedded.up import Up
+from tests.embedded.up import Up, environment
 from tests.launch.harness import ROOT
 from tests.leftovers import TEST_ID
 
@@ -72,7 +73,30 @@ def parts(folder: Path, beside: psutil.Process | None) -> list[psutil.Process]:
     return found
 
 
-async def killed_at(user: User, phase: str) -> None:
+def namespaces(pid: int) -> set[str]:
+    """Networks that a process is in, with any of its threads, or has a descriptor of."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for link in (*Path(f"/proc/{pid}/task").glob("*/ns/net"), *Path(f"/proc/{pid}/fd").iterdir()):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(link))
+    return {each for each in found if each.startswith("net:[")}
+
+
+Held = set[tuple[int, str]]
+"""A process and a network: as long as there is one, the network is."""
+
+
+def held(folder: Path, beside: psutil.Process | None) -> Held:
+    """The networks of the cluster of this test, by whoever holds them. A number that is free again is soon another
+    network's, which some other process has then."""
+    cluster = [namespaces(process.pid) for process in parts(folder, beside)]
+    ours = set().union(*cluster) - namespaces(os.getpid())
+    return {(pid, each) for pid in psutil.pids() for each in namespaces(pid) & ours}
+
+
+async def killed_at(user: User, phase: str, beside: psutil.Process | None) -> Held:
+    """The networks that it had then."""
     os.mkfifo(user.folder / HERE)
     os.chmod(user.folder / HERE, 0o666)
     process = subprocess.Popen([*user.python, "-m", "tests.embedded.doomed", str(user.folder), phase], cwd=ROOT)
@@ -81,8 +105,10 @@ async def killed_at(user: User, phase: str) -> None:
         ended = asyncio.create_task(asyncio.to_thread(process.wait))
         await asyncio.wait([reading, ended], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         assert reading.done() and reading.result() == phase, "it did not get there"
+        networks = held(user.folder, beside)
         process.kill()
         assert await ended == -signal.SIGKILL
+        return networks
     finally:
         process.kill()
         process.wait()
@@ -99,22 +125,55 @@ async def end_by_the_next(user: User) -> str:
     return done.stdout.strip()
 
 
-async def scenario(user: User, phase: str, before: list[str], beside: psutil.Process | None = None) -> None:
-    """`before`: what the network of this machine is without it; `beside`: another cluster, which stays."""
+async def end_by_up_and_down(user: User) -> str:
+    """As a user does it."""
+    data = user.folder / DATA
+    options = ("--nodes", "1", "--npus", "0", "--no-operator", "--no-clusterd", "--own-network", "--detach")
+
+    def evertrain(*arguments: str) -> str:
+        command = [*user.program, *arguments, "--data-dir", str(data)]
+        done = subprocess.run(
+            command, cwd=user.folder, env=environment(user.folder), capture_output=True, text=True, timeout=3 * PATIENCE
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "the cluster before did not end in order" in evertrain("up", *options)
+    try:
+        return await ends(data / KUBECONFIG)
+    finally:
+        evertrain("down")
+
+
+async def scenario(
+    user: User,
+    phase: str,
+    before: list[str],
+    beside: psutil.Process | None = None,
+    end: Callable[[User], Awaitable[str]] = end_by_the_next,
+) -> None:
+    """`before`: what the network of this machine is without it; `beside`: another cluster, which stays; `end`: how the
+    next one comes, and goes."""
+    networks: Held = set()
 
     async def gone() -> None:
         async with aio.timeout(PATIENCE):
-            while parts(user.folder, beside) or network() != before:
+            while parts(user.folder, beside) or network() != before or _still(networks):
                 await asyncio.sleep(0.02)
 
-    await killed_at(user, phase)
+    networks |= await killed_at(user, phase, beside)
+    assert networks, "it had one"
     await gone()
-    ended = await end_by_the_next(user)
+    ended = await end(user)
     record = user.folder / "record"
     runs = record.read_text().split() if record.exists() else []
     assert len(runs) <= 1, "it was run twice"
     assert ended == "Failed" or runs, "it can't have succeeded without having run"
     await gone()
+
+
+def _still(networks: Held) -> Held:
+    return {(pid, each) for pid, each in networks if each in namespaces(pid)}
 
 
 @pytest.mark.parametrize(
@@ -125,11 +184,21 @@ def test_the_cluster_is_killed_while_a_pod_starts(machine: None, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    "phase", [phase if phase == CABLE else pytest.param(phase, marks=pytest.mark.matrix) for phase in IN_THE_GATE]
+    "phase", [phase if phase == CABLE else pytest.param(phase, marks=pytest.mark.matrix) for phase in PHASES]
 )
 def test_the_cluster_of_an_ordinary_user_is_killed_while_a_pod_starts(machine: None, phase: str) -> None:
     with ordinary() as user:
         aio.run(scenario(user, phase, network()))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("who", ["oneself", "an ordinary user"])
+@pytest.mark.parametrize("phase", IN_THE_GATE)
+def test_after_it_was_killed_up_works_and_down_leaves_nothing(
+    machine: None, tmp_path: Path, phase: str, who: str
+) -> None:
+    with contextlib.nullcontext(oneself(tmp_path)) if who == "oneself" else ordinary() as user:
+        aio.run(scenario(user, phase, network(), end=end_by_up_and_down))
 
 
 ECHO = """

@@ -1,6 +1,6 @@
 """A training, in which a callback of one rank fails, once in the job: FAILS=clean:3, or kills it: FAILS=repair:3:dies.
 
-It is the example, unless FAILS_IN names another one. With REPLACES=no it is not prepared for processes that are replaced.
+It is the example, unless FAILS_IN names another. With REPLACES=no it is not prepared for processes that are replaced.
 """
 
 import functools
