@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.chained import PATIENCE, Watched, World, difference, world
@@ -87,7 +87,7 @@ def plan(seed: int, faults: int) -> list[Fault]:
     # Each kind at least once, if there are enough.
     drawn = kinds[:faults] + chance.choices(kinds, list(KINDS.values()), k=max(0, faults - len(kinds)))
     chance.shuffle(drawn)
-    return [
+    found = [
         Fault(
             kind,
             chance.choice((2, 3)) if kind in NOT_THE_FIRST else chance.randrange(4),
@@ -95,6 +95,11 @@ def plan(seed: int, faults: int) -> list[Fault]:
         )
         for kind in drawn
     ]
+    # With the first pod goes the manager, and a new one begins anew: what is broken there may be mended before a dump.
+    broken = [number for number, fault in enumerate(found) if fault.kind == "broken"]
+    if broken and all(found[number].rank < 2 for number in broken):
+        found[broken[0]] = replace(found[broken[0]], rank=found[broken[0]].rank + 2)
+    return found
 
 
 def succeeded(incident: Incident) -> bool:

@@ -21,6 +21,11 @@ def test_a_seed_names_the_faults_and_a_few_are_enough_for_each_kind() -> None:
     assert all(fault.rank in (2, 3) for fault in drawn if fault.kind in NOT_THE_FIRST)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_something_comes_to_a_dump(seed: int) -> None:
+    assert any(fault.kind == "broken" and fault.rank in (2, 3) for fault in plan(seed, len(KINDS)))
+
+
 def incident(
     decision: str = n.RETRY, outcome: str = n.RECOVERED, *, fallen: str = "", phase: str = "", why: str = "it is over"
 ) -> Incident:
