@@ -79,18 +79,20 @@ exec bash {ROOT}/examples/resumable/train_start.sh "$PWD" "$output" "$script" "$
 
 
 @pytest.mark.matrix
-def test_torchrun_of_the_first_pod_is_killed(tmp_path: Path) -> None:
-    """It has not told its manager that it is over, and its pod ends all the same: the job starts again."""
+@pytest.mark.parametrize("pod", [0, 1], ids=["of the first pod", "of the second pod"])
+def test_torchrun_is_killed(tmp_path: Path, pod: int) -> None:
+    """It has not told the manager that it is over, and its pod ends all the same: the job starts again."""
     with running(tmp_path, "", labels=LEVELS["job"], start=EXAMPLE) as chain:
         chain.start(f"--steps={STEPS}", f"--checkpoint-every={SAVED}")
         chain.to(FAULT_STEP)
         first = chain.uids()
-        with chain.up.watching("pod", PODS[0]) as watch:
-            os.kill(chain.torchrun(0), signal.SIGKILL)
-            ended = watch.until(lambda pod: pod["metadata"]["uid"] == first[0] and pod["status"]["phase"] == "Failed")
+        with chain.up.watching("pod", PODS[pod]) as watch:
+            watch.until(bool)  # the second pod is gone before a kubectl that is still starting would see it
+            os.kill(chain.torchrun(pod), signal.SIGKILL)
+            ended = watch.until(lambda it: it["metadata"]["uid"] == first[pod] and it["status"]["phase"] == "Failed")
         (container,) = ended["status"]["containerStatuses"]
         assert container["state"]["terminated"]["exitCode"] == 137, "it was ended because another pod had failed"
-        chain.until_replaced(0, first[0])
+        chain.until_replaced(pod, first[pod])
         chain.pace.allow(STEPS)
         result = chain.ends()
         assert not {*first} & {*chain.uids()}

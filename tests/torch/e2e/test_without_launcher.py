@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.launch import harness
@@ -86,27 +84,6 @@ def test_plain_torchrun() -> None:
     assert result.code == 0, result.explain()
     assert result.err.count("not protected") == 1, result.explain()
     assert result.proof == harness.undisturbed(*ARGS, nproc=3).proof
-
-
-@pytest.mark.matrix
-def test_plain_torchrun_ends_when_a_rank_is_killed() -> None:
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    with subprocess.Popen(
-        [*command, str(harness.EXAMPLE), "--steps=1000000", "--log-every=1"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=harness.environment(),
-    ) as run:  # fmt: skip
-        ranks: list[psutil.Process] = []
-        try:
-            assert run.stdout is not None and "loss" in run.stdout.readline()
-            ranks = psutil.Process(run.pid).children()
-            next(rank for rank in ranks if rank.environ().get("RANK") == "1").kill()
-            run.stdout.read()
-            assert run.wait(90) == 1
-        finally:
-            run.kill()
-            for rank in ranks:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    rank.kill()
 
 
 @pytest.mark.matrix
