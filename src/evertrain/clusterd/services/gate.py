@@ -106,10 +106,16 @@ class _Side(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: Any = None
         self.other: _Side | None = None
+        self.early = b""
+        """What has come before there was another side. It can't be kept from coming: some Pythons (3.10, 3.11.2) read a
+        transport nevertheless that is paused when it is made."""
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
             self.other.transport.write(data)
+            return
+        self.early += data
+        self.transport.pause_reading()
 
     def pause_writing(self) -> None:
         if self.other is not None:
@@ -139,9 +145,7 @@ class _Outer(_Side):
         self.transport = transport
         peer = transport.get_extra_info("peername")
         self.source = str(peer[0]) if peer else "unknown"
-        if self._gate.enter(self):
-            transport.pause_reading()  # until the way in is open
-        else:
+        if not self._gate.enter(self):
             at_once = struct.pack("ii", 1, 0)
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
             transport.abort()
@@ -164,4 +168,6 @@ class _Inner(_Side):
             transport.abort()
             return
         outer.other = self
+        transport.write(outer.early)
+        outer.early = b""
         outer.transport.resume_reading()
